@@ -1,6 +1,6 @@
 """Scripts of these tests: forked from one process that has imported torch, which takes longer than most of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,9 +8,7 @@ import pytest
 
 from ddp_audit.asked import parse_request
 from ddp_audit.checks import ask_all
-from ddp_audit.findings import Question
 from ddp_audit.findings.hygiene import is_wrapped
-from ddp_audit.process.findings import Finding
 from ddp_audit.records import Audit
 from tests.auditing.forked_scripts import ForkedScripts
 
@@ -18,13 +16,13 @@ SCRIPTS = Path(__file__).parent / "scripts"
 AuditScript = Callable[..., Audit]
 
 
-def ask(audit: Audit, question: Question, cell: str = "2proc") -> Finding:
+def ask(audit, question, cell="2proc"):
     """Return what is found of the cell, among all other questions."""
     return next(answer for answer in ask_all(audit) if answer.name == question.name).findings[cell]
 
 
 @pytest.fixture(scope="session")
-def forked() -> Iterator[ForkedScripts]:
+def forked():
     """Scripts under the observer, each on ranks of its own."""
     scripts = ForkedScripts()
     yield scripts
@@ -32,22 +30,13 @@ def forked() -> Iterator[ForkedScripts]:
 
 
 @pytest.fixture(scope="session")
-def audit_script(forked: ForkedScripts, tmp_path_factory: pytest.TempPathFactory) -> AuditScript:
+def audit_script(forked, tmp_path_factory):
     """Return what audits a script of scripts/, or a text, in which `edits` were made, to its end.
 
     A script of several styles is named with one: `styles sharded`.
     """
 
-    def run(
-        script: str,
-        edits: dict[str, str] | None = None,
-        arguments: str = "",
-        *,
-        cells: str = "1,2",
-        num_launches: int = 1,
-        folder: Path | None = None,
-        baseline: Audit | None = None,
-    ) -> Audit:
+    def run(script, edits=None, arguments="", *, cells="1,2", num_launches=1, folder=None, baseline=None):
         folder = folder or tmp_path_factory.mktemp("script")
         name, _, style = script.partition(" ")
         text = script if "\n" in script else (SCRIPTS / f"{name}.py").read_text()
@@ -77,11 +66,11 @@ def audit_script(forked: ForkedScripts, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="session")
-def correct(audit_script: AuditScript) -> Callable[[str], Audit]:
+def correct(audit_script):
     """Return what audits a script of scripts/ as it is, once."""
-    done: dict[str, Audit] = {}
+    done = {}
 
-    def get(name: str) -> Audit:
+    def get(name):
         if name not in done:
             done[name] = audit_script(name)
         return done[name]

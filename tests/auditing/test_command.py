@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -83,7 +82,7 @@ accelerator.end_training()
 """
 
 
-def _audit(folder: Path, script: str, **asked: str) -> "subprocess.CompletedProcess[str]":
+def _audit(folder, script, **asked):
     (folder / "a script.py").write_text(script)
     environment = {
         **os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "FOLDER": str(folder), "LAUNCHES": "1",
@@ -95,12 +94,12 @@ def _audit(folder: Path, script: str, **asked: str) -> "subprocess.CompletedProc
     )
 
 
-def _read_output(folder: Path, name: str) -> str:
+def _read_output(folder, name):
     return "\n".join(file.read_text() for file in sorted(folder.glob(f".work/audits/*/*/logs/**/{name}")))
 
 
 @pytest.mark.slow
-def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tmp_path: Path) -> None:
+def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tmp_path):
     own = tmp_path / "own path"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import os\nos.environ['BEFORE'] = 'it was loaded'\n")
@@ -134,9 +133,7 @@ def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tm
         (f"import os; os.environ['LOCAL_RANK']\n{_ACCELERATED}", "failed", "started by python alone it does not train"),
     ],
 )
-def test_the_baseline_of_an_accelerated_script_is_no_wrapped_model(
-    tmp_path: Path, script: str, verdict: str, says: str
-) -> None:
+def test_the_baseline_of_an_accelerated_script_is_no_wrapped_model(tmp_path, script, verdict, says):
     done = _audit(tmp_path, script, SCRIPT="'a script.py'", CELLS="1")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "reports" / "audit" / "findings.json").read_text())["findings"]
@@ -153,9 +150,7 @@ def test_the_baseline_of_an_accelerated_script_is_no_wrapped_model(
         ("import sys; print('own words', file=sys.stderr); sys.exit(7)", 6, "rank 0 ended with exit code 7"),
     ],
 )
-def test_what_is_no_training_costs_one_line_and_its_output_is_kept(
-    tmp_path: Path, script: str, code: int, says: str
-) -> None:
+def test_what_is_no_training_costs_one_line_and_its_output_is_kept(tmp_path, script, code, says):
     reports = tmp_path / "reports" / "audit"
     reports.mkdir(parents=True)
     (reports / "index.html").write_text("nothing wrong was seen in another script")
@@ -171,7 +166,7 @@ def test_what_is_no_training_costs_one_line_and_its_output_is_kept(
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_named_and_ended(tmp_path):
     done = _audit(tmp_path, _HANGS, SCRIPT="'a script.py'", CELLS="2", HANG_SECONDS="4")
     assert done.returncode == 6
     assert "rank 1 hangs in section" in done.stderr.strip().splitlines()[-1]
@@ -180,7 +175,7 @@ def test_a_rank_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_without_end_is_ended_after_the_steps_that_were_asked_for(tmp_path: Path) -> None:
+def test_a_script_without_end_is_ended_after_the_steps_that_were_asked_for(tmp_path):
     token = "hf_" + "a" * 30
     done = _audit(tmp_path, _ENDLESS, SCRIPT=f"'a script.py' --token {token}", CELLS="1", STEPS="5")
     assert done.returncode == 0, done.stderr
@@ -189,14 +184,14 @@ def test_a_script_without_end_is_ended_after_the_steps_that_were_asked_for(tmp_p
     assert token not in report + done.stdout + done.stderr
 
 
-def _read_words(process: psutil.Process) -> list[str]:
+def _read_words(process):
     try:
         return process.cmdline()
     except psutil.Error:
         return []
 
 
-def _is_alive(pid: int) -> bool:
+def _is_alive(pid):
     """Return whether a process still runs; who is dead may wait for its parent for a while."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -4,23 +4,21 @@ import importlib.util
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 import torch
 
-from ddp_audit.checks import QUESTIONS, Answers, ask_all, judge_cells, list_faults
-from ddp_audit.findings import CLASSES, Question
+from ddp_audit.checks import QUESTIONS, ask_all, judge_cells, list_faults
+from ddp_audit.findings import CLASSES
 from ddp_audit.findings.cells import launches_alike, plausible_speed, same_step
 from ddp_audit.findings.gradients import clipping, exchange, find_other_gradient, gradient_scale, loss_weights
 from ddp_audit.findings.hygiene import data_wait, one_model, own_device
 from ddp_audit.findings.parameters import same_parameters, start_weights
 from ddp_audit.findings.rows import epochs, rows_of_its_own, same_ids
-from ddp_audit.process.findings import Finding
 from ddp_audit.records import Audit
-from tests.auditing.conftest import SCRIPTS, AuditScript, ask
+from tests.auditing.conftest import SCRIPTS, ask
 from tests.auditing.defects import DEFECTS, OPEN
 
 TOLD_BY_SECONDS = {data_wait.name, own_device.name, plausible_speed.name}
@@ -40,17 +38,17 @@ Correct = Callable[[str], Audit]
 
 
 @pytest.fixture(scope="module")
-def slow_server() -> Iterator[str]:
+def slow_server():
     """The address of a server that takes its time with an upload."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             self.rfile.read(int(self.headers["Content-Length"]))
             time.sleep(0.1)
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
@@ -59,7 +57,7 @@ def slow_server() -> Iterator[str]:
     server.shutdown()
 
 
-def _list_failed(gates: list[Answers]) -> dict[str, Finding]:
+def _list_failed(gates):
     """Return name -> the finding of the last cell that failed."""
     return {
         gate.name: one
@@ -71,9 +69,7 @@ def _list_failed(gates: list[Answers]) -> dict[str, Finding]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CORRECT)
-def test_nothing_is_found_in_a_correct_script_and_nothing_about_its_steps_stays_open(
-    correct: Correct, name: str
-) -> None:
+def test_nothing_is_found_in_a_correct_script_and_nothing_about_its_steps_stays_open(correct, name):
     gates = [gate for gate in ask_all(correct(name)) if gate.name not in TOLD_BY_SECONDS]
     assert _list_failed(gates) == {}
     standing = judge_cells(gates, [], ["1proc", "2proc"])["2proc"]
@@ -81,7 +77,7 @@ def test_nothing_is_found_in_a_correct_script_and_nothing_about_its_steps_stays_
 
 
 @pytest.mark.slow
-def test_what_can_be_seen_of_a_correct_script_is_said_to_be_right(correct: Correct) -> None:
+def test_what_can_be_seen_of_a_correct_script_is_said_to_be_right(correct):
     gates = {gate.name: gate for gate in ask_all(correct("plain_ddp"))}
     unseen = {name for name, gate in gates.items() if gate.outcome == "not checked"} - TOLD_BY_SECONDS
     # It is not told to go on from anything, and has no BatchNorm.
@@ -100,9 +96,7 @@ def test_what_can_be_seen_of_a_correct_script_is_said_to_be_right(correct: Corre
 
 @pytest.mark.slow
 @needs_lightning
-def test_of_lightning_is_seen_what_its_callback_says_and_how_often_it_exchanges(
-    audit_script: AuditScript, correct: Correct
-) -> None:
+def test_of_lightning_is_seen_what_its_callback_says_and_how_often_it_exchanges(audit_script, correct):
     audit = correct("lightning_module")
     passes, exchanges = ask(audit, epochs), ask(audit, exchange)
     assert (passes.code, passes.numbers["name"], passes.numbers["asked"]) == ("passed", "max_epochs", 2)
@@ -188,9 +182,7 @@ _IN_16_BITS = "for number, micro in enumerate(group, start=1):\n"
         ),
     ],
 )
-def test_what_is_no_defect_is_none(
-    audit_script: AuditScript, script: str, edits: dict[str, str], question: Question
-) -> None:
+def test_what_is_no_defect_is_none(audit_script, script, edits, question):
     audit = audit_script(script, edits)
     found = ask(audit, question)
     assert found.outcome == "passed", found.compared
@@ -200,9 +192,7 @@ def test_what_is_no_defect_is_none(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*DEFECTS, *OPEN])
-def test_a_known_defect_is_found_and_named_once_or_at_least_no_pass(
-    audit_script: AuditScript, correct: Correct, tmp_path: Path, slow_server: str, name: str
-) -> None:
+def test_a_known_defect_is_found_and_named_once_or_at_least_no_pass(audit_script, correct, tmp_path, slow_server, name):
     defect = DEFECTS.get(name) or OPEN[name]
     torch.save({"embedding.weight": torch.ones(100, 16), "head.weight": torch.ones(100, 16)}, tmp_path / "saved.pt")
     baseline = None if defect.needs_baseline else correct(defect.script)
@@ -223,7 +213,7 @@ def test_a_known_defect_is_found_and_named_once_or_at_least_no_pass(
         assert list_faults(ask_all(audit), CLASSES)[0].sentence
 
 
-def test_every_question_has_a_defect_that_it_finds() -> None:
+def test_every_question_has_a_defect_that_it_finds():
     # Launches that differ are in tests/auditing/test_launching.py.
     asked = {one.name for one in QUESTIONS} - TOLD_BY_SECONDS - {launches_alike.name}
     assert {defect.found.name for defect in DEFECTS.values()} == asked

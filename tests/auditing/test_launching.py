@@ -2,15 +2,14 @@
 
 import os
 import threading
-from pathlib import Path
 
 import pytest
 
 from ddp_audit import fresh_folder
-from ddp_audit.asked import Request, parse_request
+from ddp_audit.asked import parse_request
 from ddp_audit.findings.cells import launches_alike
 from ddp_audit.fresh_folder import make_fresh_folder
-from ddp_audit.records import Audit, Launched
+from ddp_audit.records import Audit
 from ddp_audit.running import launch_script
 
 _RESUMES = """
@@ -46,17 +45,17 @@ if __name__ == "__main__":
 """
 
 
-def _request(folder: Path, script: str, **asked: str) -> Request:
+def _request(folder, script, **asked):
     (folder / "script.py").write_text(script)
     return parse_request({"SCRIPT": "script.py {ranks}", "FOLDER": str(folder), "LAUNCHER": "python", **asked})
 
 
-def _launch(request: Request, cell: str, work: Path) -> Launched:
+def _launch(request, cell, work):
     number = len(list(work.glob(f"{cell}-*"))) + 1
     return launch_script(request, cell, work / f"{cell}-{number}", stop=threading.Event(), number=number)
 
 
-def test_a_launch_finds_the_folder_as_it_was_and_what_stands_around_it(tmp_path: Path) -> None:
+def test_a_launch_finds_the_folder_as_it_was_and_what_stands_around_it(tmp_path):
     folder = tmp_path / "above" / "of it"
     (folder / "sub" / "empty").mkdir(parents=True)
     (folder / ".git").mkdir()
@@ -77,9 +76,7 @@ def test_a_launch_finds_the_folder_as_it_was_and_what_stands_around_it(tmp_path:
     assert (folder / "sub" / "data.txt").read_text() == "data"
 
 
-def test_of_a_large_folder_large_files_are_linked_and_one_of_many_small_ones_stays_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_large_folder_large_files_are_linked_and_one_of_many_small_ones_stays_where_it_is(tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "large").write_bytes(bytes(100))
@@ -95,7 +92,7 @@ def test_of_a_large_folder_large_files_are_linked_and_one_of_many_small_ones_sta
 
 
 @pytest.mark.slow
-def test_no_launch_goes_on_from_an_earlier_one_unless_it_is_told_where(tmp_path: Path) -> None:
+def test_no_launch_goes_on_from_an_earlier_one_unless_it_is_told_where(tmp_path):
     work = tmp_path / "work"
     (tmp_path / "folder").mkdir()
     for snapshot, steps, code in (("last.pt", [3, 3], "passed"), (f"{tmp_path}/last.pt", [3, 1], "went_on")):
@@ -103,13 +100,12 @@ def test_no_launch_goes_on_from_an_earlier_one_unless_it_is_told_where(tmp_path:
         launches = [_launch(request, "1proc", work) for _ in range(2)]
         assert [one.num_steps for one in launches] == steps
         found = launches_alike.find(Audit(request, {"1proc": launches}), "1proc")
-        assert found is not None
         assert code in (found.code, *(problem.code for problem in found.problems))
     assert list((tmp_path / "folder").iterdir()) == [tmp_path / "folder" / "script.py"]
 
 
 @pytest.mark.slow
-def test_ranks_that_a_script_starts_itself_are_observed_and_what_it_leaves_is_named_and_ended(tmp_path: Path) -> None:
+def test_ranks_that_a_script_starts_itself_are_observed_and_what_it_leaves_is_named_and_ended(tmp_path):
     launched = _launch(_request(tmp_path, _SPAWNS), "2proc", tmp_path / "work")
     assert launched.exit_code == 0, launched.ending
     assert [len(rank.steps) for rank in launched.ranks] == [3, 3]

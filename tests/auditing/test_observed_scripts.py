@@ -2,25 +2,21 @@
 
 import json
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from ddp_audit.__main__ import require_steps
 from ddp_audit.asked import ConfigurationError, ScriptError
 from ddp_audit.checks import ask_all
-from ddp_audit.findings import Question
 from ddp_audit.findings.cells import global_batch, same_step
 from ddp_audit.findings.hygiene import clock
 from ddp_audit.findings.parameters import UNWRAPPED, same_parameters
 from ddp_audit.observer.clocks import Clocks, ScriptLines
 from ddp_audit.observer.record import Guard, Record
 from ddp_audit.observer.timeline import Place, Timeline
-from ddp_audit.records import Audit, Launched
+from ddp_audit.records import Audit
 from ddp_audit.speed import compute_speeds, split_steps, sum_other_work
-from tests.auditing.conftest import AuditScript, ask
-from tests.auditing.forked_scripts import ForkedScripts
+from tests.auditing.conftest import ask
 
 pytestmark = pytest.mark.slow
 _STEP = """
@@ -62,17 +58,15 @@ assert b"ddp_audit" not in open("whole.pt", "rb").read()
 
 
 @pytest.fixture
-def launch(forked: ForkedScripts, tmp_path: Path) -> Callable[[str], Launched]:
-    def run(script: str) -> Launched:
+def launch(forked, tmp_path):
+    def run(script):
         (tmp_path / "script.py").write_text(script)
         return forked.launch(["script.py"], cell="1proc", world_size=1, folder=tmp_path)
 
     return run
 
 
-def test_a_script_without_steps_or_that_goes_on_as_another_program_is_told_so(
-    launch: Callable[[str], Launched], tmp_path: Path
-) -> None:
+def test_a_script_without_steps_or_that_goes_on_as_another_program_is_told_so(launch, tmp_path):
     with pytest.raises(ConfigurationError, match=r"no optimizer step .* it forked 3 processes, which are not observed"):
         require_steps(launch(_FORKS), started_in=tmp_path)
     becomes = "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])\n"
@@ -86,9 +80,7 @@ def test_a_script_without_steps_or_that_goes_on_as_another_program_is_told_so(
     require_steps(launch(fails + child), started_in=tmp_path)
 
 
-def test_a_script_that_fails_keeps_its_exit_code_and_its_steps_and_one_step_is_no_speed(
-    launch: Callable[[str], Launched], audit_script: AuditScript, tmp_path: Path
-) -> None:
+def test_a_script_that_fails_keeps_its_exit_code_and_its_steps_and_one_step_is_no_speed(launch, audit_script, tmp_path):
     launched = launch(f"{_STEP}\nraise SystemExit(9)")
     assert (launched.exit_code, launched.num_steps) == (9, 1)
     with pytest.raises(ScriptError, match=f"it was started in {tmp_path} "):
@@ -98,7 +90,7 @@ def test_a_script_that_fails_keeps_its_exit_code_and_its_steps_and_one_step_is_n
     assert all(gate.outcome != "failed" for gate in ask_all(audit))
 
 
-def test_what_the_script_makes_holds_nothing_of_the_observer(audit_script: AuditScript) -> None:
+def test_what_the_script_makes_holds_nothing_of_the_observer(audit_script):
     assert audit_script(_FOREIGN, cells="1").first("1proc").num_steps == 3
 
 
@@ -131,9 +123,7 @@ _HOSTILE = {
 
 
 @pytest.mark.parametrize("name", list(_HOSTILE))
-def test_a_hostile_script_runs_as_it_would_and_is_observed(
-    launch: Callable[[str], Launched], tmp_path: Path, name: str
-) -> None:
+def test_a_hostile_script_runs_as_it_would_and_is_observed(launch, tmp_path, name):
     launched = launch(_HOSTILE[name] + _LOOP)
     assert launched.exit_code == 0, launched.ending
     # Nothing of ours is in what it opened itself.
@@ -183,9 +173,7 @@ for rows, wanted in loader:
 """
 
 
-def test_what_a_model_answers_itself_in_every_step_is_a_part_of_it_and_now_and_then_it_is_none(
-    audit_script: AuditScript,
-) -> None:
+def test_what_a_model_answers_itself_in_every_step_is_a_part_of_it_and_now_and_then_it_is_none(audit_script):
     """Self-distillation, or what a policy does before it learns: without it a step would be a few of its percent."""
     audit = audit_script(_TRAIN, {_ANSWERS: _BY_ITSELF}, cells="1")
     launched = audit.first("1proc")
@@ -207,9 +195,7 @@ def test_what_a_model_answers_itself_in_every_step_is_a_part_of_it_and_now_and_t
         ({"=8 // world_size": "=8 // (1 if is_again else world_size)"}, global_batch, "other_batch"),
     ],
 )
-def test_what_only_a_later_launch_does_is_found(
-    audit_script: AuditScript, edits: dict[str, str], question: Question, code: str
-) -> None:
+def test_what_only_a_later_launch_does_is_found(audit_script, edits, question, code):
     audit = audit_script(_TRAIN, edits, num_launches=2)
     found = ask(audit, question)
     assert (found.outcome, found.code) == ("failed", code)
@@ -261,9 +247,7 @@ _ONE_BY_ONE = {
         pytest.param(_ONE_BY_ONE, "other_micro_batches", "4 samples at once, and 1proc 1", id="fed one by one"),
     ],
 )
-def test_what_cells_compute_is_compared_by_what_it_is(
-    audit_script: AuditScript, edits: dict[str, str], code: str, says: str
-) -> None:
+def test_what_cells_compute_is_compared_by_what_it_is(audit_script, edits, code, says):
     found = ask(audit_script(_TRAIN, edits), same_step)
     assert found.code == code, found
     assert says in found.compared
@@ -294,7 +278,7 @@ optimizer.step()
 """
 
 
-def test_models_that_learn_in_turns_are_both_looked_at_to_the_end(launch: Callable[[str], Launched]) -> None:
+def test_models_that_learn_in_turns_are_both_looked_at_to_the_end(launch):
     steps = launch(_IN_TURNS).ranks[0].steps
     assert len(steps) == 40
     # Of those that judge, the rows are known; a model that is frozen in every second step is not lost.
@@ -304,27 +288,25 @@ def test_models_that_learn_in_turns_are_both_looked_at_to_the_end(launch: Callab
     assert [len(step["weights"]["digests"]) for step in steps if "weights" in step] == [2, 4, 4, 4, 4, 4, 4]
 
 
-def test_batches_that_are_gathered_before_the_first_is_learned_from_keep_their_rows(
-    launch: Callable[[str], Launched],
-) -> None:
+def test_batches_that_are_gathered_before_the_first_is_learned_from_keep_their_rows(launch):
     (step,) = launch(_GATHERED).ranks[0].steps
     assert [index for micro in step["micros"] for index in micro["ids"]] == list(range(80))
 
 
-def test_a_clock_is_followed_however_often_it_is_read(tmp_path: Path) -> None:
+def test_a_clock_is_followed_however_often_it_is_read(tmp_path):
     record = Record(str(tmp_path), rank=0)
     clocks = Clocks(record, Guard(record), Timeline(Place(None)), ScriptLines())
 
-    def read(value: float, held: float) -> None:
+    def read(value, held):
         # What the frame holds is what is looked at.
         assert held < value
         clocks._see(value, sys._getframe())
 
     num_steps = 15_000
     for number in range(num_steps):
-        clocks.count_steps = lambda number=number: number  # type: ignore[misc]
+        clocks.count_steps = lambda number=number: number
         read(number + 0.25, held=-1.0)
-        clocks.count_steps = lambda number=number: number + 1  # type: ignore[misc]
+        clocks.count_steps = lambda number=number: number + 1
         read(number + 0.5, held=number + 0.25)
     # The whole run, too, is timed by what was read long ago.
     read(1e6, held=0.25)

@@ -24,7 +24,7 @@ for _ in range(int(sys.argv[sys.argv.index("--steps") + 1])):
 
 
 @pytest.mark.slow
-def test_the_package_is_installed_by_itself_and_audits_a_script(tmp_path: Path) -> None:
+def test_the_package_is_installed_by_itself_and_audits_a_script(tmp_path):
     source, there = tmp_path / "source", tmp_path / "there"
     shutil.copytree(PROJECT / "ddp_audit", source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
     command = ["uv", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--offline"]

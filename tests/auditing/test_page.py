@@ -1,38 +1,36 @@
 """The report of an audit shows what a script calls its things, and none of it becomes markup or breaks the page."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 from ddp_audit.asked import parse_request
 from ddp_audit.checks import Result, ask_all, judge_cells
 from ddp_audit.page import make_document, render_html, render_markdown
-from ddp_audit.records import Audit, Launched, RankRecord, read_rank
+from ddp_audit.records import Audit, Launched, read_rank
 from ddp_audit.running import StepCounter
 from ddp_audit.speed import compute_speeds
 
 _MARKUP = "<img src=x onerror=alert(1)>"
 
 
-def _write_record(path: Path, lines: list[dict[str, Any]], *, after: bytes = b"") -> RankRecord:
+def _write_record(path, lines, *, after=b""):
     path.write_bytes(b"".join(map(_encode, lines)) + after)
     return read_rank(path, 0)
 
 
-def _encode(line: dict[str, Any]) -> bytes:
+def _encode(line):
     return json.dumps({"mark": "1", **line}, separators=(",", ":")).encode() + b"\n"
 
 
-def _make_step(number: int, **more: Any) -> dict[str, Any]:
+def _make_step(number, **more):
     micro = {"model": _MARKUP, "wrapper": _MARKUP, "num_samples": 4, "shape": [4, 2], "line": [_MARKUP, 3], "loader": 0}
     return {"kind": "step", "step": number, "lr": [0.1], "micros": [micro], "seconds": {"forward": 0.1}, **more}
 
 
-def test_markup_in_names_stays_text_in_page_and_terminal_report(tmp_path: Path) -> None:
+def test_markup_in_names_stays_text_in_page_and_terminal_report(tmp_path):
     (tmp_path / f"{_MARKUP}.py").touch()
     request = parse_request({"SCRIPT": f"'{_MARKUP}.py' {_MARKUP!r}", "CELLS": "1", "FOLDER": str(tmp_path)})
     assert request.command_line.startswith(f"'{_MARKUP}.py'")
-    lines: list[dict[str, Any]] = [
+    lines = [
         {"kind": "start", "pid": 1, "python": _MARKUP},
         {"kind": "asked", "where": "arguments", "names": {"epochs": 3, "resume": _MARKUP}, "are_there": {}},
         {"kind": "open", "path": f"/{_MARKUP}.csv", "mode": "a"},
@@ -48,7 +46,7 @@ def test_markup_in_names_stays_text_in_page_and_terminal_report(tmp_path: Path) 
     assert "<img" not in render_markdown(document)
 
 
-def test_what_a_script_itself_writes_into_its_record_is_no_step(tmp_path: Path) -> None:
+def test_what_a_script_itself_writes_into_its_record_is_no_step(tmp_path):
     forged = [b"[" * 100_000, b"7", b'{"kind": ["step"]}', b'{"kind": "step", "step": 3, "micros": [7], "seconds": {}}']
     forged.append(b'{"kind": "step", "step": 4, "micros": [{}], "seconds": {"forward": "long"}}')
     counter = StepCounter(tmp_path / "rank-0.jsonl")

@@ -1,19 +1,17 @@
 """What an audit is asked for is read as a shell would, or refused in one line."""
 
-from pathlib import Path
-
 import pytest
 
 from ddp_audit.asked import ConfigurationError, parse_request, read_words
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     (tmp_path / "train it.py").touch()
     return tmp_path
 
 
-def test_words_are_split_as_by_a_shell_and_cells_have_names(folder: Path) -> None:
+def test_words_are_split_as_by_a_shell_and_cells_have_names(folder):
     request = parse_request(
         {"SCRIPT": "python 'train it.py' --out 'runs/{cell}' --name \"a b\"", "CELLS": "1, 4", "FOLDER": str(folder)}
     )
@@ -27,7 +25,7 @@ def test_words_are_split_as_by_a_shell_and_cells_have_names(folder: Path) -> Non
     assert read_words([]) == {}
 
 
-def test_a_check_is_one_short_launch_and_a_speed_takes_three(folder: Path) -> None:
+def test_a_check_is_one_short_launch_and_a_speed_takes_three(folder):
     asked = {"SCRIPT": "'train it.py'", "FOLDER": str(folder)}
     for more, expected in (
         ({}, (False, 1, 64, 40)),
@@ -38,7 +36,7 @@ def test_a_check_is_one_short_launch_and_a_speed_takes_three(folder: Path) -> No
         assert (found.compares_speed, found.num_launches, found.most_steps, found.most_seconds) == expected
 
 
-def test_arguments_may_be_those_of_a_cell_and_its_launch(folder: Path) -> None:
+def test_arguments_may_be_those_of_a_cell_and_its_launch(folder):
     request = parse_request(
         {
             "SCRIPT": "'train it.py' --ranks={ranks} --batch {rank_share:32} --out {cell}/{launch} --json '{{1}}'",
@@ -69,6 +67,6 @@ def test_arguments_may_be_those_of_a_cell_and_its_launch(folder: Path) -> None:
         ({"SCRIPT": "'train it.py'", "INTERPRETER": "/none/python"}, "INTERPRETER=/none/python cannot be run"),
     ],
 )
-def test_what_cannot_be_audited_is_refused_in_one_line(folder: Path, asked: dict[str, str], says: str) -> None:
+def test_what_cannot_be_audited_is_refused_in_one_line(folder, asked, says):
     with pytest.raises(ConfigurationError, match=says):
         parse_request({"FOLDER": str(folder), **asked})

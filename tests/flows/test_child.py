@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -24,14 +23,14 @@ while True:
 """
 
 
-def _run(code: str) -> tuple[int, str]:
-    heard: list[bytes] = []
+def _run(code):
+    heard = []
     exit_code = run_child([sys.executable, "-c", code], env=dict(os.environ), on_output=heard.append)
     return exit_code, b"".join(heard).decode()
 
 
 @pytest.mark.parametrize("pause", ["", "; time.sleep(0.2)"], ids=["much", "little"])
-def test_a_process_out_of_reach_that_writes_for_ever_holds_nobody_up(pause: str) -> None:
+def test_a_process_out_of_reach_that_writes_for_ever_holds_nobody_up(pause):
     # The one in the middle ends at once, so that nobody knows whose child the writer is.
     flood = f"import os, time\nwhile True: os.write(1, bytes(4096)){pause}"
     middle = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {flood!r}]).pid, flush=True)"
@@ -44,7 +43,7 @@ def test_a_process_out_of_reach_that_writes_for_ever_holds_nobody_up(pause: str)
     writer.wait(30)
 
 
-def test_process_that_the_child_leaves_behind_in_its_session_is_ended() -> None:
+def test_process_that_the_child_leaves_behind_in_its_session_is_ended():
     code, heard = _run(
         "import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
     )
@@ -52,9 +51,8 @@ def test_process_that_the_child_leaves_behind_in_its_session_is_ended() -> None:
     assert living([int(heard)]) == []
 
 
-def test_tree_that_ignores_sigterm_is_killed_with_processes_in_sessions_of_their_own() -> None:
+def test_tree_that_ignores_sigterm_is_killed_with_processes_in_sessions_of_their_own():
     process = subprocess.Popen([sys.executable, "-c", _STUBBORN], stdout=subprocess.PIPE, start_new_session=True)
-    assert process.stdout is not None
     grandchild = psutil.Process(int(process.stdout.readline()))
     end_group(process, seconds_to_save=2.0)
     assert process.stdout.read() == b"asked to end\n"
@@ -63,9 +61,7 @@ def test_tree_that_ignores_sigterm_is_killed_with_processes_in_sessions_of_their
     process.stdout.close()
 
 
-def test_a_child_is_ended_before_an_exception_is_passed_on_and_has_its_time_to_save_however_often_it_is_asked(
-    tmp_path: Path,
-) -> None:
+def test_a_child_is_ended_before_an_exception_is_passed_on_and_has_its_time_to_save_however_often_it_is_asked(tmp_path):
     saves = """
 import os, signal, sys, time
 def save(*_):
@@ -93,7 +89,7 @@ run_child([sys.executable, "-c", {saves!r}], env=dict(os.environ), on_output=lam
     assert living([child]) == []
 
 
-def test_stage_is_not_told_what_opens_the_prefect_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_is_not_told_what_opens_the_prefect_server(monkeypatch):
     for name in ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
         monkeypatch.setenv(name, "ddp-compare:secret")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
@@ -102,7 +98,7 @@ def test_stage_is_not_told_what_opens_the_prefect_server(monkeypatch: pytest.Mon
     assert environment["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
 
 
-def test_a_stage_has_the_proxies_that_prefect_ignores_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_has_the_proxies_that_prefect_ignores_on_this_machine(monkeypatch):
     monkeypatch.setattr(os, "environ", {"NO_PROXY": "example.org"})
     bypass_proxies_on_loopback()
     bypass_proxies_to("https://prefect.example.org/api")

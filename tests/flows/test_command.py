@@ -3,7 +3,6 @@
 import fcntl
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +12,7 @@ from tasks.process.lock import WORKSPACE
 
 
 @pytest.fixture
-def here(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, project, monkeypatch):
     """A folder with the presets and a params.yaml of its own."""
     (tmp_path / "presets").symlink_to(project / "presets")
     (tmp_path / "params.yaml").write_text(f"# mine\n{(project / 'presets' / 'embedded.yaml').read_text()}")
@@ -30,10 +29,8 @@ def here(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         (["serve"], ["flows.serve"]),
     ],
 )
-def test_a_command_becomes_the_module_that_does_it(
-    typed: list[str], becomes: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[list[str]] = []
+def test_a_command_becomes_the_module_that_does_it(typed, becomes, here, monkeypatch):
+    called = []
     monkeypatch.setattr(os, "execv", lambda _, words: called.append(words))
     assert CliRunner().invoke(app, typed).exit_code == 0
     assert called == [[sys.executable, "-m", *becomes]]
@@ -41,9 +38,7 @@ def test_a_command_becomes_the_module_that_does_it(
     assert ("speed: false" in text, "name: imdb" in text) == ("-S" in typed, "--preset" in typed)
 
 
-def test_a_dry_run_says_what_would_run_and_leaves_params_as_they_were(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_says_what_would_run_and_leaves_params_as_they_were(here, monkeypatch):
     before, names = (here / "params.yaml").read_bytes(), {path.name for path in here.iterdir()}
     monkeypatch.setattr(os, "execv", None)
     said = CliRunner().invoke(app, ["run", "--dry-run", "--preset", "imdb", "-S", "train.epochs=3"])
@@ -54,14 +49,14 @@ def test_a_dry_run_says_what_would_run_and_leaves_params_as_they_were(
     assert {path.name for path in here.iterdir()} - {".work"} == names
 
 
-def test_a_preset_with_a_change_that_does_not_fit_leaves_params_as_they_were(here: Path) -> None:
+def test_a_preset_with_a_change_that_does_not_fit_leaves_params_as_they_were(here):
     before = (here / "params.yaml").read_bytes()
     refused = CliRunner().invoke(app, ["run", "--preset", "imdb", "-S", "train.epoch=3"])
     assert "did you mean epochs?" in str(refused.exception)
     assert (here / "params.yaml").read_bytes() == before
 
 
-def test_params_are_not_changed_under_a_comparison_that_runs(here: Path) -> None:
+def test_params_are_not_changed_under_a_comparison_that_runs(here):
     before = (here / "params.yaml").read_bytes()
     (here / WORKSPACE).parent.mkdir(parents=True, exist_ok=True)
     with (here / WORKSPACE).open("w") as held:

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -21,9 +20,9 @@ from tests.tasks.reporting.test_changes import pair
 Asked = dict[str, tuple[Task[Any, Any], Mapping[str, str]]]
 
 
-def _run(project: Path, monkeypatch: pytest.MonkeyPatch, *, rebench: bool = False) -> Asked:
+def _run(project, monkeypatch, *, rebench=False):
     """Return stage -> the task that it is, and what its command gets, in the order of the flow."""
-    asked: Asked = {}
+    asked = {}
     monkeypatch.setattr(
         ddp_compare, "run_stage", lambda this, stage, environment, **_: asked.update({stage: (this, environment)})
     )
@@ -31,9 +30,7 @@ def _run(project: Path, monkeypatch: pytest.MonkeyPatch, *, rebench: bool = Fals
     return asked
 
 
-def test_flow_runs_every_stage_of_dvc_yaml_after_those_it_depends_on(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flow_runs_every_stage_of_dvc_yaml_after_those_it_depends_on(project, monkeypatch):
     stages = list(_run(project, monkeypatch))
     with Repo(str(project)) as repo:
         graph = nx.relabel_nodes(repo.index.graph, lambda stage: stage.addressing)
@@ -46,14 +43,14 @@ def test_flow_runs_every_stage_of_dvc_yaml_after_those_it_depends_on(
         assert stages.index(needed) < stages.index(stage), f"{stage} needs {needed}"
 
 
-def _write_results(folder: Path, speedup: float) -> Path:
+def _write_results(folder, speedup):
     before, now = pair(2.0, speedup, width=0.01)
     path = folder / "results.json"
     path.write_text(json.dumps({"history": make_history([before, now], [now]).model_dump(mode="json")}))
     return path
 
 
-def test_a_regression_fails_in_one_line_with_an_exit_code_of_its_own(tmp_path: Path) -> None:
+def test_a_regression_fails_in_one_line_with_an_exit_code_of_its_own(tmp_path):
     with pytest.raises(StageFailed) as failed:
         ddp_compare.require_no_regression(_write_results(tmp_path, 1.5))
     assert failed.value.exit_code == 7
@@ -61,15 +58,15 @@ def test_a_regression_fails_in_one_line_with_an_exit_code_of_its_own(tmp_path: P
     assert "\n" not in str(failed.value)
 
 
-def test_no_difference_and_no_history_fail_nothing(tmp_path: Path) -> None:
+def test_no_difference_and_no_history_fail_nothing(tmp_path):
     ddp_compare.require_no_regression(_write_results(tmp_path, 2.0))
     (tmp_path / "results.json").write_text("{}")
     ddp_compare.require_no_regression(tmp_path / "results.json")
 
 
 def test_every_rebench_has_a_trial_of_its_own_that_is_kept_until_another_one_is_asked_for(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    project, tmp_path, monkeypatch
+):
     file = tmp_path / "trial.json"
     monkeypatch.delenv(TRIAL, raising=False)
     assert read_trial(file) is None

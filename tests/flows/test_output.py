@@ -5,7 +5,6 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,12 +14,12 @@ from tests.conftest import PROJECT
 
 
 @pytest.fixture(autouse=True)
-def _unread(capfd: pytest.CaptureFixture[str]) -> None:
+def _unread(capfd):
     """Keep what goes to the terminal out of the test's own output."""
 
 
-def test_log_gets_a_bounded_number_of_lines_and_how_many_were_left_out(tmp_path: Path) -> None:
-    sent: list[str] = []
+def test_log_gets_a_bounded_number_of_lines_and_how_many_were_left_out(tmp_path):
+    sent = []
     output = StageOutput(tmp_path / "logs" / "train.log", send=sent.append)
     for number in range(5_000):
         output.write(f"line {number}\n".encode())
@@ -33,10 +32,10 @@ def test_log_gets_a_bounded_number_of_lines_and_how_many_were_left_out(tmp_path:
     assert (tmp_path / "logs" / "train.log").read_text().splitlines() == [f"line {number}" for number in range(5_000)]
 
 
-def test_lines_are_the_same_however_the_bytes_are_cut(tmp_path: Path) -> None:
+def test_lines_are_the_same_however_the_bytes_are_cut(tmp_path):
     text = "erste Zeile: größer\r\nzweite\n\x1b[1;32mdritte\x1b[0m\n\nletzte ohne Ende".encode()
     for size in (1, 2, 3, 7, len(text)):
-        sent: list[str] = []
+        sent = []
         output = StageOutput(tmp_path / f"{size}.log", send=sent.append)
         for start in range(0, len(text), size):
             output.write(text[start : start + size])
@@ -45,9 +44,7 @@ def test_lines_are_the_same_however_the_bytes_are_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_of_a_stage_that_dvc_runs_on_a_terminal_only_the_stages_own_words_are_shown(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_stage_that_dvc_runs_on_a_terminal_only_the_stages_own_words_are_shown(tmp_path, capfd, monkeypatch):
     (tmp_path / "dvc.yaml").write_text(
         "stages:\n  one:\n    cmd: echo words && mkdir out && touch out/a\n    outs: [out]\n"
     )

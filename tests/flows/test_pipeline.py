@@ -2,24 +2,22 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from flows.pipeline import StageFailed, describe_plan, explain_failure, list_changes, list_stages, remember_seconds
 from tasks.reporting.provenance import STAGE_SECONDS
-from tests.flows.toy_project import ToyProject, make_toy_project
+from tests.flows.toy_project import make_toy_project
 
 STAGES = list_stages(["1proc", "2proc"])
 
 
-def reasons_to_run(stage: str) -> list[str]:
+def reasons_to_run(stage):
     return list_changes(stage)[stage]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
+def finished(tmp_path_factory):
     toy = make_toy_project(tmp_path_factory.mktemp("toy") / "toy")
     subprocess.run(
         [sys.executable, "-m", "dvc", "repro", "--quiet"],
@@ -32,13 +30,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
 
 
 @pytest.fixture
-def toy(finished: ToyProject, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyProject]:
+def toy(finished, monkeypatch):
     monkeypatch.chdir(finished.folder)
     yield finished
     assert reasons_to_run("train@2proc") == [], "the test has put back what it changed"
 
 
-def test_finished_stage_has_no_reason_to_run_unless_it_always_does(toy: ToyProject) -> None:
+def test_finished_stage_has_no_reason_to_run_unless_it_always_does(toy):
     assert reasons_to_run("slice") == []
     assert reasons_to_run("fingerprint") == ["always changed"]
 
@@ -54,7 +52,7 @@ def test_finished_stage_has_no_reason_to_run_unless_it_always_does(toy: ToyProje
         ("dvc.yaml", "train@${key} data", "train@${key}  data", ["changed command"]),
     ],
 )
-def test_what_changed_is_named(toy: ToyProject, file: str, old: str, new: str, expected: list[str]) -> None:
+def test_what_changed_is_named(toy, file, old, new, expected):
     path = toy.folder / file
     before = path.read_bytes()
     path.unlink()  # a hard link into the cache must not be written through
@@ -78,18 +76,18 @@ _DVC_SAYS = "ERROR: failed to reproduce 'train@2proc': failed to run: python -m 
         ([], ("DVC ended with 255", 1)),
     ],
 )
-def test_failure_is_the_stages_own_line_and_exit_code(lines: list[str], expected: tuple[str, int]) -> None:
+def test_failure_is_the_stages_own_line_and_exit_code(lines, expected):
     assert explain_failure(lines, 255) == expected
     assert StageFailed(*expected).exit_code == (137 if expected[1] == -9 else expected[1])
 
 
 @pytest.fixture
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_a_damaged_file_of_times_is_none(empty_folder: Path) -> None:
+def test_a_damaged_file_of_times_is_none(empty_folder):
     remember_seconds("upload", 5.0)
     STAGE_SECONDS.write_text('{"upload": ')
     assert "for the first time" in describe_plan(STAGES, {})

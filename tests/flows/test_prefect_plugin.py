@@ -1,7 +1,6 @@
 """Only our own bare names are rewritten, and only where Prefect's command line wants a deployment."""
 
 import fcntl
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ from flows.server import LOCK, SERVED, read_served_environment
         ("/x/prefect/__main__.py deployment delete ddp-compare", "... deployment delete ddp-compare/ddp-compare"),
     ],
 )
-def test_a_bare_name_of_ours_becomes_its_deployment(typed: str, meant: str) -> None:
+def test_a_bare_name_of_ours_becomes_its_deployment(typed, meant):
     assert expand_deployment_name(typed.split())[1:] == meant.split()[1:]
 
 
@@ -39,13 +38,11 @@ def test_a_bare_name_of_ours_becomes_its_deployment(typed: str, meant: str) -> N
         "pytest deployment run ddp-compare",
     ],
 )
-def test_everything_else_stays_as_it_was_typed(typed: str) -> None:
+def test_everything_else_stays_as_it_was_typed(typed):
     assert expand_deployment_name(typed.split()) == typed.split()
 
 
-def test_credentials_are_used_while_serve_runs_and_not_those_that_a_killed_one_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_are_used_while_serve_runs_and_not_those_that_a_killed_one_has_left(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert read_served_environment() == {}
     SERVED.parent.mkdir()

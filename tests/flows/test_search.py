@@ -1,7 +1,6 @@
 """Who goes on to the next rung, and the commands that trials run."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from tasks.process.failure import ResourceError
 from tests.flows.toy_project import wait_for
 
 
-def test_the_best_go_on_and_of_equal_losses_the_lower_number() -> None:
+def test_the_best_go_on_and_of_equal_losses_the_lower_number():
     losses = {4: 2.5, 0: 3.0, 2: 2.5, 1: 2.0, 3: 9.0, 5: 2.5}
     assert rank(losses) == [1, 2, 4, 5, 0, 3]
     assert choose_promoted(losses, eta=3) == [1, 2]
@@ -21,9 +20,7 @@ def test_the_best_go_on_and_of_equal_losses_the_lower_number() -> None:
     assert choose_promoted(dict(reversed(losses.items())), eta=2) == [1, 2, 4]
 
 
-def test_nobody_trains_in_the_folder_of_a_trial_whose_stage_still_saves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_trains_in_the_folder_of_a_trial_whose_stage_still_saves(tmp_path, monkeypatch):
     left, ours = Stage(), Stage()
     left.start(["sleep", "600"], os.environ, tmp_path)
     monkeypatch.setattr(trials, "_SECONDS_TO_SAVE", 0.2)

@@ -1,13 +1,11 @@
 """The verdict on the terminal holds what results.json says of each cell, withheld ones without a figure."""
 
-from typing import Any
-
 import pytest
 
 from flows.__main__ import print_verdict
 
 
-def _cell(name: str, state: str, **others: Any) -> dict[str, Any]:
+def _cell(name, state, **others):
     found = {"speed": None, "speedup": None, "is_baseline": False, **others}
     return {"cell": name, "seconds_per_epoch": 20.0, "standing": {"state": state}, **found}
 
@@ -27,9 +25,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("width", [60, 100])
-def test_each_cell_has_its_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
+def test_each_cell_has_its_line(capsys, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     print_verdict(RESULTS)
     *lines, nothing, sentence = capsys.readouterr().out.splitlines()

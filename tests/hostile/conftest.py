@@ -13,7 +13,7 @@ MAX_SECONDS = 8.0
 """Here it takes a second at most; what is not refused at once takes minutes, or for ever."""
 
 
-def check_params(content: bytes) -> str:
+def check_params(content):
     """Return the line with which a params.yaml is refused, "" if it is good; fail if anything else comes of it."""
     said, began = "", time.process_time()
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
@@ -31,7 +31,7 @@ def check_params(content: bytes) -> str:
     return said
 
 
-def require_one_line(said: str) -> None:
+def require_one_line(said):
     """Fail unless it is a line that names the file, and what is allowed or to be done."""
     assert said.startswith(("params: params.yaml: ", "ddp-compare: params.yaml: "))
     assert said.count("\n") == 1

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,13 +43,13 @@ CODES = {
 }
 
 
-def _sparse(file: Path, num_bytes: int, start: bytes = b"") -> None:
+def _sparse(file, num_bytes, start=b""):
     """Write a file of that size that takes no room on the disk."""
     file.write_bytes(start)
     os.truncate(file, num_bytes)
 
 
-def _models(folder: Path) -> None:
+def _models(folder):
     whole = make_tiny_model(folder / "whole")
     files = {file.name: file.read_bytes() for file in whole.iterdir() if file.name != "manifest.json"}
     for file in whole.iterdir():
@@ -72,7 +71,7 @@ def _models(folder: Path) -> None:
     )
 
 
-def _archives(folder: Path) -> None:
+def _archives(folder):
     zeros = saved({"weight": torch.zeros(1)})
     (folder / "zeros.pt").write_bytes(
         with_entries(zeros, {"data/0": bytes(GIGABYTE // 4)}, compression=zipfile.ZIP_DEFLATED)
@@ -91,14 +90,14 @@ def _archives(folder: Path) -> None:
         (folder / "array of 2^60 rows" / f"{name}.npy").write_bytes(_npy_header(2**60))
 
 
-def _npy_header(num_rows: int) -> bytes:
+def _npy_header(num_rows):
     stream = io.BytesIO()
-    header: dict[str, Any] = {"descr": "<i8", "fortran_order": False, "shape": (num_rows,)}
+    header = {"descr": "<i8", "fortran_order": False, "shape": (num_rows,)}
     np.lib.format.write_array_header_1_0(stream, header)
     return stream.getvalue() + b"\0" * 64
 
 
-def _overlapping(times: int) -> bytes:
+def _overlapping(times):
     """Return a zip whose entries are all the same megabyte."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
@@ -109,7 +108,7 @@ def _overlapping(times: int) -> bytes:
     return stream.getvalue()
 
 
-def _data_sets(folder: Path) -> None:
+def _data_sets(folder):
     _sparse(folder / "line.jsonl", GIGABYTE, b'{"text": "')
     pq.write_table(pa.table({"text": ["x" * (GIGABYTE // 10)]}), folder / "page.parquet", compression="zstd")
     # A kilobyte each, and the rows are 10 GB: all of them name the one value of the column's dictionary.
@@ -118,7 +117,7 @@ def _data_sets(folder: Path) -> None:
     (folder / "understated.parquet").write_bytes(_understated(GIGABYTE * 3 // 2))
 
 
-def _understated(num_bytes: int) -> bytes:
+def _understated(num_bytes):
     """Return a parquet file of one page of that size, whose footer says that it is 100 bytes."""
     stream = io.BytesIO()
     pq.write_table(
@@ -132,7 +131,7 @@ def _understated(num_bytes: int) -> bytes:
     return raw[:start] + footer.replace(_varint(stated), _varint(100, length=len(_varint(stated))))
 
 
-def _varint(value: int, *, length: int = 1) -> bytes:
+def _varint(value, *, length=1):
     """Return the number as Thrift's compact protocol writes it, in at least that many bytes."""
     rest, out = 2 * value, []
     while rest or len(out) < length:
@@ -141,13 +140,13 @@ def _varint(value: int, *, length: int = 1) -> bytes:
     return bytes([*out[:-1], out[-1] & 0x7F])
 
 
-def _yaml(folder: Path) -> None:
+def _yaml(folder):
     lines = ["a0: &a0 [lol, lol]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     (folder / "laughs.yaml").write_text("\n".join(lines))
 
 
 @pytest.fixture(scope="module")
-def met(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def met(tmp_path_factory):
     """How each bomb was met, by its name."""
     folder = tmp_path_factory.mktemp("bombs")
     for make in (_models, _archives, _data_sets, _yaml):
@@ -162,7 +161,7 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bomb", CODES)
-def test_a_bomb_is_refused_at_once_in_bounded_memory(bomb: str, met: dict[str, dict[str, Any]]) -> None:
+def test_a_bomb_is_refused_at_once_in_bounded_memory(bomb, met):
     assert set(met) == set(CODES)
     answer = met[bomb]
     assert answer["kind"] in ("DataError", "BadCheckpointError", "ConfigurationError"), answer

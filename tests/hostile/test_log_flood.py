@@ -1,7 +1,6 @@
 """A flood of log lines fills no disk: ranks' and stages' logs are cut, and what began and ended it is kept."""
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -26,11 +25,11 @@ for number in range(60_000):
 """
 
 
-def _size(folder: Path) -> int:
+def _size(folder):
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def test_the_cap_is_shared_by_all_logs_of_a_launch(tmp_path: Path) -> None:
+def test_the_cap_is_shared_by_all_logs_of_a_launch(tmp_path):
     for rank in range(8):
         (tmp_path / f"{rank}.log").write_bytes(b"y" * MAX_BYTES)
     LogCap(tmp_path, max_bytes=MAX_BYTES).close()
@@ -39,7 +38,7 @@ def test_the_cap_is_shared_by_all_logs_of_a_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_flood_under_a_real_torchrun_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_under_a_real_torchrun_is_cut(tmp_path, monkeypatch):
     monkeypatch.setattr(torchrun, "MAX_BYTES", MAX_BYTES)
     package = tmp_path / "flooding" / "training"
     package.mkdir(parents=True)
@@ -66,8 +65,8 @@ def test_a_flood_under_a_real_torchrun_is_cut(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_the_log_of_a_stage_that_floods_is_bounded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    sent: list[str] = []
+def test_the_log_of_a_stage_that_floods_is_bounded(tmp_path, capfd):
+    sent = []
     output = StageOutput(tmp_path / "train.log", send=sent.append)
     line = b"z" * 999 + b"\n"
     for _ in range(300):

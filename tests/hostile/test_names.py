@@ -4,14 +4,11 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from playwright.sync_api import Browser
 
 from tasks.data.builtin.tiny_models import write_tiny_qwen2
 from tasks.download import download_model, download_rows
@@ -19,7 +16,6 @@ from tasks.params import Params, load_params
 from tasks.process.failure import DataError
 from tasks.reporting import data_files, history_file
 from tasks.reporting.collect import collect_results
-from tasks.reporting.results import Results
 from tests.conftest import PROJECT
 from tests.hostile.conftest import check_params
 from tests.tasks.reporting.comparison import outputs_of, write_comparison
@@ -35,13 +31,13 @@ OUTSIDE = [
 
 
 @pytest.fixture(scope="module")
-def defaults(project: Path) -> dict[str, Any]:
+def defaults(project):
     return load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
 
 
-def _with(defaults: dict[str, Any], key: str, name: str) -> dict[str, Any]:
+def _with(defaults, key, name):
     """Return the default params with the name at a place from which a path or an address is made."""
-    whole: dict[str, Any] = json.loads(json.dumps(defaults))
+    whole = json.loads(json.dumps(defaults))
     if key == "cells":
         whole["cells"] = {name: {"strategy": "single", "world_size": 1}}
     elif key == "cells.strategy":
@@ -67,17 +63,17 @@ KEYS = [
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_no_name_that_could_lead_elsewhere_is_taken(key: str, defaults: dict[str, Any]) -> None:
+def test_no_name_that_could_lead_elsewhere_is_taken(key, defaults):
     for name in OUTSIDE:
         assert check_params(json.dumps(_with(defaults, key, name)).encode()), name  # JSON is YAML
 
 
-def _all_in(folder: Path) -> set[Path]:
+def _all_in(folder):
     return {path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def workspace(tmp_path, monkeypatch):
     """An empty project folder three levels below tmp_path; nothing may come to be outside of it."""
     folder = tmp_path / "a" / "b" / "project"
     folder.mkdir(parents=True)
@@ -96,7 +92,7 @@ HOSTILE_TEXTS = [
 ]  # fmt: skip
 
 
-def test_hostile_data_stays_text_and_in_the_workspace(workspace: Path, defaults: dict[str, Any]) -> None:
+def test_hostile_data_stays_text_and_in_the_workspace(workspace, defaults):
     columns = {"../x": (HOSTILE_TEXTS * 3)[:30], "<script>": ["x"] * 30, "=1+1": ["x"] * 30}
     pq.write_table(pa.table(columns), "rows.parquet")
     asked = {**defaults, "ranges": ["0-20"], "heldout": "20-30"}
@@ -109,7 +105,7 @@ def test_hostile_data_stays_text_and_in_the_workspace(workspace: Path, defaults:
 
 
 @pytest.mark.parametrize("name", ["../../outside.safetensors", "/etc/passwd", "a/b.safetensors", "a\nb", ".."])
-def test_an_index_that_names_files_elsewhere_is_refused(name: str, workspace: Path, defaults: dict[str, Any]) -> None:
+def test_an_index_that_names_files_elsewhere_is_refused(name, workspace, defaults):
     model = make_tiny_model(Path("model"))
     (model / "manifest.json").unlink()
     shutil.copy(model / "model.safetensors", workspace.parent / "outside.safetensors")
@@ -120,7 +116,7 @@ def test_an_index_that_names_files_elsewhere_is_refused(name: str, workspace: Pa
     (workspace.parent / "outside.safetensors").unlink()
 
 
-def test_a_link_in_a_model_folder_becomes_a_file_of_our_own(workspace: Path, defaults: dict[str, Any]) -> None:
+def test_a_link_in_a_model_folder_becomes_a_file_of_our_own(workspace, defaults):
     """A model folder may hold links (the Hub's cache does); what is written later never goes through one."""
     model = Path("model")
     model.mkdir()
@@ -135,18 +131,16 @@ def test_a_link_in_a_model_folder_becomes_a_file_of_our_own(workspace: Path, def
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("comparison")
     return hostile(collect_results(outputs_of(folder, write_comparison(folder))))
 
 
 @pytest.mark.slow
-def test_a_browser_finds_no_script_that_the_template_has_not(
-    browser: Browser, results: Results, tmp_path: Path
-) -> None:
+def test_a_browser_finds_no_script_that_the_template_has_not(browser, results, tmp_path):
     (tmp_path / "index.html").write_text(drawn_html_of(results), encoding="utf-8")
     page = browser.new_page()
-    alarms: list[str] = []
+    alarms = []
     page.on("dialog", lambda dialog: (alarms.append(dialog.message), dialog.dismiss()))
     page.on("request", lambda asked: alarms.append(asked.url) if not asked.url.startswith("file:") else None)
     page.goto((tmp_path / "index.html").as_uri(), wait_until="networkidle")
@@ -162,7 +156,7 @@ def test_a_browser_finds_no_script_that_the_template_has_not(
     assert alarms == []
 
 
-def test_csv_cells_that_a_spreadsheet_would_compute_are_text(results: Results, tmp_path: Path) -> None:
+def test_csv_cells_that_a_spreadsheet_would_compute_are_text(results, tmp_path):
     data_files.write_epochs(tmp_path / "epochs.csv", results)
     with (tmp_path / "epochs.csv").open(newline="") as file:
         rows = list(csv.reader(file))
@@ -172,14 +166,14 @@ def test_csv_cells_that_a_spreadsheet_would_compute_are_text(results: Results, t
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
-def test_a_text_is_read_back_as_it_was_from_a_cell_without_formula(start: str) -> None:
+def test_a_text_is_read_back_as_it_was_from_a_cell_without_formula(start):
     for text in (f"{start}1", f"'{start}1", "a=b", "'quoted'", ""):
         written = data_files.escape_formula(text)
         assert not written.startswith(("=", "+", "-", "@", "\t", "\r"))
         assert data_files.unescape_formula(written) == text
 
 
-def test_the_history_holds_no_formula_and_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_history_holds_no_formula_and_is_read_back(tmp_path, monkeypatch):
     outputs = outputs_of(tmp_path, write_comparison(tmp_path))
     results = collect_results(outputs)
     records = history_file.make_records(results, outputs)

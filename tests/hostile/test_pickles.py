@@ -6,9 +6,7 @@ import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,14 +32,14 @@ GOOD = {"weight": torch.arange(6.0)}
 
 
 @pytest.fixture
-def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def canary(tmp_path, monkeypatch):
     """A file that is there only if a payload ran; the current folder is an empty one beside it."""
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     return tmp_path / "canary"
 
 
-CHECKPOINTS: dict[str, Callable[[Any], bytes]] = {
+CHECKPOINTS = {
     "os.system for a tensor": lambda call: saved({"weight": call("system")}),
     "builtins.eval for a tensor": lambda call: saved({"weight": call("eval")}),
     "builtins.exec for the whole": lambda call: saved(call("exec")),
@@ -61,7 +59,7 @@ CHECKPOINTS: dict[str, Callable[[Any], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)
-def test_a_checkpoint_with_a_payload_is_refused_and_not_run(kind: str, canary: Path) -> None:
+def test_a_checkpoint_with_a_payload_is_refused_and_not_run(kind, canary):
     content = CHECKPOINTS[kind](lambda by: touching(canary, by=by))
     file = Path("checkpoint.pt")
     file.write_bytes(content)
@@ -71,25 +69,25 @@ def test_a_checkpoint_with_a_payload_is_refused_and_not_run(kind: str, canary: P
 
 
 @pytest.mark.parametrize("by", ["system", "eval", "exec", "nested"])
-def test_the_payloads_do_run_where_pickles_are_loaded(by: str, canary: Path) -> None:
+def test_the_payloads_do_run_where_pickles_are_loaded(by, canary):
     pickle.loads(plain(touching(canary, by=by)))
     assert canary.exists()
 
 
-def test_a_program_is_refused_before_torch_sees_it(canary: Path) -> None:
+def test_a_program_is_refused_before_torch_sees_it(canary):
     Path("program.pt").write_bytes(with_entries(saved(GOOD), {"constants.pkl": plain(touching(canary))}))
     with pytest.raises(BadCheckpointError, match="makes it a program"):
         load_tensors(Path("program.pt"))
     assert not canary.exists()
 
 
-def _object_array(canary: Path) -> np.ndarray:
+def _object_array(canary):
     array = np.empty(2, dtype=object)
     array[:] = [touching(canary), touching(canary, by="eval")]
     return array
 
 
-def test_arrays_of_pickles_are_refused_and_not_run(canary: Path) -> None:
+def test_arrays_of_pickles_are_refused_and_not_run(canary):
     for name in ("tokens", "offsets", "row_ids"):
         np.save(f"{name}.npy", _object_array(canary), allow_pickle=True)
     with pytest.raises(BadCheckpointError, match=r"allow_pickle|Python objects"):
@@ -98,7 +96,7 @@ def test_arrays_of_pickles_are_refused_and_not_run(canary: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pickle", "array", "archive"])
-def test_a_pickle_in_the_place_of_a_ledger_is_refused_and_not_run(kind: str, canary: Path) -> None:
+def test_a_pickle_in_the_place_of_a_ledger_is_refused_and_not_run(kind, canary):
     ledger = Path("ledger.int32")
     if kind == "pickle":
         ledger.write_bytes(plain(touching(canary)))
@@ -114,7 +112,7 @@ def test_a_pickle_in_the_place_of_a_ledger_is_refused_and_not_run(kind: str, can
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 @pytest.mark.parametrize("kind", ["pickle", "joblib", "torch", "array", "parquet of pickles"])
-def test_a_data_set_with_a_payload_is_refused_or_text_and_not_run(name: str, kind: str, canary: Path) -> None:
+def test_a_data_set_with_a_payload_is_refused_or_text_and_not_run(name, kind, canary):
     file = Path(name)
     if kind == "parquet of pickles":
         pq.write_table(pa.table({"text": [plain(touching(canary))] * 3}), file)
@@ -130,7 +128,7 @@ def test_a_data_set_with_a_payload_is_refused_or_text_and_not_run(name: str, kin
 
 
 @pytest.mark.parametrize("kind", ["pickled weights", "distributed checkpoint", "code", "tokenizer code", "both"])
-def test_a_model_folder_with_a_payload_is_refused_or_loaded_without_it(kind: str, canary: Path) -> None:
+def test_a_model_folder_with_a_payload_is_refused_or_loaded_without_it(kind, canary):
     model = make_tiny_model(Path("model"))
     (model / "manifest.json").unlink()
     pickled = saved({"weight": touching(canary)})
@@ -153,7 +151,7 @@ def test_a_model_folder_with_a_payload_is_refused_or_loaded_without_it(kind: str
     assert not canary.exists()
 
 
-def _launch(config: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
+def _launch(config, folder):
     """Run one rank to its end, as torchrun would start it."""
     write_json(folder / "config.json", config)
     with socket.socket() as free:
@@ -165,7 +163,7 @@ def _launch(config: dict[str, Any], folder: Path) -> subprocess.CompletedProcess
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def _forge_receipt(folder: Path) -> None:
+def _forge_receipt(folder):
     """Make the receipt true of what is in the folder now, as whoever wrote the payload would."""
     receipt = json.loads((folder / RECEIPT).read_text())
     del receipt["digest"]
@@ -176,7 +174,7 @@ def _forge_receipt(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_that_meets_a_payload_ends_with_3_whatever_its_receipt_says(canary: Path, tmp_path: Path) -> None:
+def test_a_training_that_meets_a_payload_ends_with_3_whatever_its_receipt_says(canary, tmp_path):
     model = make_tiny_model(tmp_path / "model")
     slices = [make_slice(tmp_path / str(row), num_rows=8, first_row=row) for row in (0, 8)]
     config = make_config(tmp_path / "work", model, slices)

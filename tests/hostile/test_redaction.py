@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -35,7 +34,7 @@ TOKEN = SECRETS["HF_TOKEN"]
         ("eos_token=<|endoftext|>, pad_token_id=151643, key=1", "eos_token=<|endoftext|>, pad_token_id=151643, key=1"),
     ],
 )
-def test_a_text_loses_its_secrets_and_nothing_else(text: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_loses_its_secrets_and_nothing_else(text, shown, monkeypatch):
     for name in list(os.environ):
         if name.endswith(("TOKEN", "PASSWORD", "KEY", "PROXY", "proxy")):
             monkeypatch.delenv(name)
@@ -92,7 +91,7 @@ OTHER_SECRETS = {
 
 
 @pytest.mark.parametrize("name", OTHER_SECRETS)
-def test_what_a_server_repeats_of_a_secret_variable_is_taken_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_server_repeats_of_a_secret_variable_is_taken_out(name, monkeypatch):
     value, repeated = OTHER_SECRETS[name]
     monkeypatch.setenv(name, value)
     for said in (value, repeated):
@@ -108,7 +107,7 @@ def test_what_a_server_repeats_of_a_secret_variable_is_taken_out(name: str, monk
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN_PATH", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD", "SSH_AUTH_SOCK"])
-def test_a_variable_that_holds_no_secret_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_holds_no_secret_is_left_alone(name, monkeypatch):
     monkeypatch.setenv(name, "/run/user/100000")
     assert redact("in /run/user/100000") == "in /run/user/100000"
 
@@ -140,7 +139,7 @@ exit_with_one_line(command, name="stage")
     [("DataError(f'line {token}')", 3), ("RuntimeError(f'{token} ' + 'y' * 50_000_000)", 1)],
     ids=["one line", "traceback"],
 )
-def test_a_command_that_fails_with_a_secret_in_hand_says_none_and_not_much(ending: str, code: int) -> None:
+def test_a_command_that_fails_with_a_secret_in_hand_says_none_and_not_much(ending, code):
     body = _BODY.replace("ENDING", ending)
     done = subprocess.run(
         [sys.executable, "-c", body], env={**os.environ, **SECRETS}, capture_output=True, text=True, check=False
@@ -153,7 +152,7 @@ def test_a_command_that_fails_with_a_secret_in_hand_says_none_and_not_much(endin
     assert len(done.stderr) < 4 * MAX_CHARACTERS
 
 
-def test_the_codes_of_a_terminal_in_a_line_are_shown_not_obeyed() -> None:
+def test_the_codes_of_a_terminal_in_a_line_are_shown_not_obeyed():
     body = (
         "from tasks.process.failure import DataError, exit_with_one_line\n"
         "def command(): raise DataError('\\x1b[2Jgone \\u202e \\x00')\n"
@@ -163,7 +162,7 @@ def test_the_codes_of_a_terminal_in_a_line_are_shown_not_obeyed() -> None:
     assert done.stderr == "stage: \\x1b[2Jgone \\u202e \\x00\n"
 
 
-def test_a_rank_that_fails_with_a_secret_in_hand_says_none_and_not_much(tmp_path: Path) -> None:
+def test_a_rank_that_fails_with_a_secret_in_hand_says_none_and_not_much(tmp_path):
     body = (
         "import os, sys\n"
         "import training.__main__ as rank\n"

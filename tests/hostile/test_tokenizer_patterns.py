@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
@@ -21,7 +20,7 @@ exit_with_one_line(command, name="slice")
 """
 
 
-def _tokenise(folder: Path, pattern: str, text: str, *, seconds: float) -> subprocess.CompletedProcess[str]:
+def _tokenise(folder, pattern, text, *, seconds):
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "u": 1}, unk_token="u"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -29,14 +28,14 @@ def _tokenise(folder: Path, pattern: str, text: str, *, seconds: float) -> subpr
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_pattern_that_panics_is_one_line(tmp_path: Path) -> None:
+def test_a_pattern_that_panics_is_one_line(tmp_path):
     done = _tokenise(tmp_path, "(x+x+)+y", "x" * 3_000, seconds=50)
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1), done.stderr
     assert done.stderr.startswith("slice: tokenizer of the base model, rows 5 to 8: panics (Onig: Regex search error")
     assert "use another tokenizer or other rows" in done.stderr
 
 
-def test_a_pattern_that_takes_too_long_is_one_line_and_ends(tmp_path: Path) -> None:
+def test_a_pattern_that_takes_too_long_is_one_line_and_ends(tmp_path):
     done = _tokenise(tmp_path, r"(?:x{0,900}x{0,900})(?=\d)", "x" * 1_500 + "q1", seconds=0.5)
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1), done.stderr
     assert "tokenizer of the base model, rows 5 to 8: takes over" in done.stderr

@@ -4,13 +4,11 @@ One for each gate and each refusal of the trainer's, several at once where each 
 other defects leave in the records is judged in test_records.py.
 """
 
-from pathlib import Path
-
 import pytest
 
 from tasks.records.gate import Gate
 from tests.museum.exhibits import BY_KEY, EXHIBITS
-from tests.museum.museum import ABOUT_SECONDS, Museum, Outcome
+from tests.museum.museum import ABOUT_SECONDS, Museum
 from tests.museum.records import RECORDS, judge, list_codes
 
 pytestmark = pytest.mark.slow
@@ -26,12 +24,12 @@ _SINGLE -= {key for keys in _TOGETHER for key in keys}
 
 
 @pytest.fixture(scope="module")
-def museum(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Museum:
+def museum(tmp_path_factory, project):
     """The comparison without a defect, run once, and the exhibits beside it."""
     return Museum(tmp_path_factory.mktemp("museum"), project, is_timed=False)
 
 
-def assert_is_caught(outcome: Outcome, key: str, folder: Path) -> None:
+def assert_is_caught(outcome, key, folder):
     """Fail unless the gate that is meant for the exhibit caught it, and no speedup was printed.
 
     The changed record that stands for the exhibit has to fail that gate for the same reason.
@@ -48,13 +46,11 @@ def assert_is_caught(outcome: Outcome, key: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     "keys", [*_TOGETHER, *((part.key,) for part in EXHIBITS if part.key in _SINGLE)], ids=" + ".join
 )
-def test_the_defect_is_caught_by_the_named_gate_and_no_speedup_is_printed(
-    museum: Museum, keys: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_the_defect_is_caught_by_the_named_gate_and_no_speedup_is_printed(museum, keys, tmp_path):
     outcome = museum.show(*(BY_KEY[key] for key in keys))
     for key in keys:
         assert_is_caught(outcome, key, tmp_path / key)
 
 
-def test_every_gate_with_a_record_has_an_exhibit_that_is_trained() -> None:
+def test_every_gate_with_a_record_has_an_exhibit_that_is_trained():
     assert {exhibit.caught_by for exhibit in EXHIBITS if ": " not in exhibit.caught_by} == RECORDS.keys()

@@ -1,7 +1,5 @@
 """What a defect leaves in the records has the gate fail that is meant for it: no training is needed to see that."""
 
-from pathlib import Path
-
 import pytest
 
 from tasks.gates.checks import compute_standings
@@ -15,7 +13,7 @@ _LATE = (
 """Tried from the last step on as well: a gate for each kind of record."""
 
 
-def test_the_page_has_every_exhibit_at_its_gate(project: Path) -> None:
+def test_the_page_has_every_exhibit_at_its_gate(project):
     text = (project / "docs" / "museum.md").read_text()
     for gate, keys in RECORDS.items():
         shown = "; ".join(f"**{key}**" if key in BY_KEY else key for key in keys)
@@ -35,7 +33,7 @@ def test_the_page_has_every_exhibit_at_its_gate(project: Path) -> None:
         if first == 1 or key in _LATE
     ],
 )
-def test_a_changed_record_fails_the_gate_that_the_defect_fails(tmp_path: Path, gate: str, key: str, first: int) -> None:
+def test_a_changed_record_fails_the_gate_that_the_defect_fails(tmp_path, gate, key, first):
     gates = judge(tmp_path, gate, key, first)
     assert list_codes(gates, gate)
     assert compute_standings(gates, CELLS)["2proc"].state == "withheld"

@@ -1,8 +1,6 @@
 """Comparisons without a defect pass every gate but those that need a quiet machine, however the work is shared out."""
 
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 _MEASURE = tuple((MEASURE | {"max_seconds": 4, "block_seconds": 0.12, "waterfall_seconds": 1, "memory": True}).items())
 _DDP = {"2proc": {"strategy": "ddp"}}
-_SHARED: dict[str, dict[str, Any]] = {
+_SHARED = {
     "2proc": {"strategy": "fsdp2"},
     "2stages": {"strategy": "pipeline"},
     **(
@@ -45,9 +43,7 @@ _OWED = (
 
 
 @pytest.mark.parametrize(("size", "cells"), _CASES.values(), ids=_CASES)
-def test_a_right_comparison_passes_and_each_update_is_one_processs(
-    tmp_path: Path, project: Path, size: Size, cells: dict[str, dict[str, Any]]
-) -> None:
+def test_a_right_comparison_passes_and_each_update_is_one_processs(tmp_path, project, size, cells):
     run_elsewhere(make_project, tmp_path / "blank", project, size)
     copy = copy_project(tmp_path / "blank", tmp_path / "compared")
     spread = {"world_size": 2, "launcher": "forked"}

@@ -1,14 +1,14 @@
 """The phantom, built once; processes that a test starts find its cards."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import finished as finished
-from tests.phantom.build import Phantom, build, find_missing
+from tests.phantom.build import build, find_missing
 from tests.warm.environment import warm_environment
 from tests.warm.imports import HEAVY
 
@@ -23,7 +23,7 @@ card, which a forked process could not be given any more."""
 
 
 @pytest.fixture(scope="session")
-def phantom(tmp_path_factory: pytest.TempPathFactory) -> Phantom:
+def phantom(tmp_path_factory):
     """The library; skips by the name of what is missing to build it."""
     if missing := find_missing():
         pytest.skip(f"no phantom GPU: {missing}")
@@ -31,7 +31,7 @@ def phantom(tmp_path_factory: pytest.TempPathFactory) -> Phantom:
 
 
 @pytest.fixture(scope="session")
-def phantom_warm(phantom: Phantom) -> Iterator[Path]:
+def phantom_warm(phantom):
     """The folder `bin` of an environment whose processes start at once and have the phantom loaded."""
     # DeepSpeed asks for the kind of device when it is imported, and for no device.
     given = {**phantom.environment(), "DS_ACCELERATOR": "cuda"}
@@ -39,20 +39,18 @@ def phantom_warm(phantom: Phantom) -> Iterator[Path]:
         yield programs
 
 
-def _list_installed() -> list[str]:
+def _list_installed():
     return [name for name in _IMPORTED if find_spec(name.partition(".")[0])]
 
 
 @pytest.fixture
-def on_phantom(
-    phantom: Phantom, phantom_warm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> OnPhantom:  # fmt: skip
+def on_phantom(phantom, phantom_warm, tmp_path, monkeypatch):
     """Return `on_phantom(card, num_cards=1)`: from then on, what this process starts finds these cards.
 
     It returns the folder in which each process leaves its counts.
     """
 
-    def choose(card: str = "H100-80", *, num_cards: int = 1) -> Path:
+    def choose(card="H100-80", *, num_cards=1):
         counts = tmp_path / "counts"
         monkeypatch.setenv("PHANTOM_SECONDS", _MOST_SECONDS)
         for name, value in phantom.environment(card, num_cards=num_cards, counts=counts).items():

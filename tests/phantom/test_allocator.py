@@ -4,12 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import PROJECT
-from tests.phantom.build import Phantom
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import facts_of
 from training.process.files import write_json
@@ -40,8 +38,8 @@ _NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     ids=["nothing", "its earlier name"],
 )
 def test_memory_of_a_card_comes_in_segments_that_grow_unless_the_user_has_set_the_allocator(
-    given: dict[str, str], is_expandable: bool, phantom: Phantom, tmp_path: Path
-) -> None:
+    given, is_expandable, phantom, tmp_path
+):
     model, rows = make_tiny_model(tmp_path / "model"), make_slice(tmp_path / "rows", num_rows=16)
     config = make_config(tmp_path / "work", model, [rows], device="cuda", precision="bf16")
     write_json(tmp_path / "config.json", config)

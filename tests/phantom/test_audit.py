@@ -2,8 +2,6 @@
 
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -54,9 +52,7 @@ torch.cuda.synchronize()
 
 
 @pytest.mark.slow
-def test_between_sampled_steps_the_observer_never_waits_for_a_card(
-    on_phantom: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_between_sampled_steps_the_observer_never_waits_for_a_card(on_phantom, tmp_path):
     on_phantom(num_cards=2)
     (tmp_path / "train.py").write_text(_SCRIPT)
     request = parse_request(

@@ -4,25 +4,19 @@ Numbers of a card mean nothing there, and the report withholds the speedup; what
 """
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks.records.outputs import read_run
 from tests.phantom.cards import CARDS
 from tests.phantom.counts import read_counts
-from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
 _CARD = CARDS["H100-80"]
 
 
-def test_a_comparison_runs_from_counting_the_cards_to_the_report(
-    finished: Workspace, on_phantom: Callable[..., Path], phantom_warm: Path, tmp_path: Path
-) -> None:
+def test_a_comparison_runs_from_counting_the_cards_to_the_report(finished, on_phantom, phantom_warm, tmp_path):
     counts = on_phantom("H100-80", num_cards=2)
     workspace = finished.copy(tmp_path / "project", programs=phantom_warm)
     # As the preset of the true model has it; rows, model and their cache are those of the finished comparison.
@@ -31,7 +25,7 @@ def test_a_comparison_runs_from_counting_the_cards_to_the_report(
     said = workspace.repro("measure", "evaluate").stdout
     assert "phantom:" not in said
 
-    def read(name: str) -> Any:
+    def read(name):
         return json.loads((workspace.folder / "data" / name).read_bytes())
 
     assert [gpu["name"] for gpu in read("fingerprint/machine.json")["gpus"]] == [_CARD.name] * 2

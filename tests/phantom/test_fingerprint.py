@@ -5,8 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -39,9 +37,7 @@ _ON_ONE = """cells:
 
 
 @pytest.fixture
-def fingerprint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_phantom: Callable[..., Path]
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+def fingerprint(tmp_path, monkeypatch, on_phantom):
     """Return `fingerprint(environment)`: the stage in a folder of its own, on a machine with two cards."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
@@ -50,7 +46,7 @@ def fingerprint(
     params = params.replace("micro_batch_size: auto", "micro_batch_size: 16")
     (tmp_path / "params.yaml").write_text(params)
 
-    def run(environment: dict[str, str], *, cells: str = "") -> subprocess.CompletedProcess[str]:
+    def run(environment, *, cells=""):
         if cells:
             (tmp_path / "params.yaml").write_text(re.sub(r"cells:\n(  .*\n)+", cells, params))
         on_phantom(num_cards=2)
@@ -67,12 +63,7 @@ def fingerprint(
 
 
 @pytest.mark.parametrize(("environment", "words"), _REFUSED.values(), ids=_REFUSED)
-def test_what_cannot_be_trained_on_is_refused_in_one_line_with_the_remedy(
-    environment: dict[str, str],
-    words: tuple[str, ...],
-    fingerprint: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path: Path,
-) -> None:
+def test_what_cannot_be_trained_on_is_refused_in_one_line_with_the_remedy(environment, words, fingerprint, tmp_path):
     done = fingerprint(environment)
     assert done.returncode == 4, done.stderr
     (line,) = done.stderr.splitlines()
@@ -90,13 +81,7 @@ def test_what_cannot_be_trained_on_is_refused_in_one_line_with_the_remedy(
     ],
     ids=["a slice", "the CPU"],
 )
-def test_what_can_be_trained_on_is_kept_as_the_machines(
-    environment: dict[str, str],
-    cells: str,
-    found: list[tuple[str, str]],
-    fingerprint: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path: Path,
-) -> None:
+def test_what_can_be_trained_on_is_kept_as_the_machines(environment, cells, found, fingerprint, tmp_path):
     done = fingerprint(environment, cells=cells)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

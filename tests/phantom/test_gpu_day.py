@@ -4,10 +4,8 @@ import json
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,19 +39,10 @@ class Lent:
     environment: dict[str, str]
     prepared: Path
 
-    def start(self, folder: Path, *words: str) -> "subprocess.Popen[bytes]":
+    def start(self, folder, *words):
         """Start a day of short parts, whose archive and files stand in the folder."""
         (folder / "tmp").mkdir(parents=True)
-        command: list[str | Path] = [
-            self.python,
-            "-m",
-            "benchmarks.gpu_day",
-            "--prepared",
-            self.prepared,
-            "--short",
-            "--minutes",
-            "75",
-        ]
+        command = [self.python, "-m", "benchmarks.gpu_day", "--prepared", self.prepared, "--short", "--minutes", "75"]
         with (folder / "log.txt").open("wb") as log:
             return subprocess.Popen(
                 [*command, "--archive", folder / "day.tgz", *words], cwd=PROJECT, stdout=log, stderr=log,
@@ -62,7 +51,7 @@ class Lent:
 
 
 @pytest.fixture(scope="module")
-def lent(tmp_path_factory: pytest.TempPathFactory) -> Lent:
+def lent(tmp_path_factory):
     """torch 2.11 and transformers 5.17 with the phantom that is built for them, and a tiny model's rows."""
     folder = tmp_path_factory.mktemp("lent")
     python = make_pinned_python(folder / "python", _LENT, without=_NOT_LENT)
@@ -78,20 +67,19 @@ def lent(tmp_path_factory: pytest.TempPathFactory) -> Lent:
     return Lent(python=python, environment=environment, prepared=prepared)
 
 
-def _read(archive: Path) -> Iterator[tuple[str, bytes]]:
+def _read(archive):
     with tarfile.open(archive) as packed:
         for file in packed:
             content = packed.extractfile(file)
-            assert content is not None
             yield file.name.removeprefix("gpu-day/"), content.read()
 
 
-def _read_parts(files: dict[str, bytes]) -> dict[str, dict[str, Any]]:
+def _read_parts(files):
     return {part["name"]: part for part in json.loads(files["summary.json"])}
 
 
 @pytest.mark.timeout(2400)
-def test_every_part_of_a_day_ends_well_and_no_figure_is_named_that_nobody_measured(lent: Lent, tmp_path: Path) -> None:
+def test_every_part_of_a_day_ends_well_and_no_figure_is_named_that_nobody_measured(lent, tmp_path):
     lent.start(tmp_path).wait()
     log, files = (tmp_path / "log.txt").read_text(), dict(_read(tmp_path / "day.tgz"))
     parts = _read_parts(files)

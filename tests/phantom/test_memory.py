@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,16 +26,15 @@ _BYTES_PER_PARAMETER = 16
 """Weight, gradient and two moments, in fp32."""
 
 
-def _measure(folder: Path, model: str = "Qwen2-0.5B", **changes: Any) -> dict[str, Any]:
+def _measure(folder, model="Qwen2-0.5B", **changes):
     command = [sys.executable, "-m", "tests.phantom.memory", str(folder), model, json.dumps(changes)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "phantom:" not in done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
-def test_the_preset_fits_on_an_h100_with_its_packed_rows(on_phantom: OnPhantom, tmp_path: Path) -> None:
+def test_the_preset_fits_on_an_h100_with_its_packed_rows(on_phantom, tmp_path):
     counts = on_phantom("H100-80")
     found = _measure(tmp_path / "case", precision="bf16")
     assert found["parameters"] == 494_032_768
@@ -52,7 +50,7 @@ def test_the_preset_fits_on_an_h100_with_its_packed_rows(on_phantom: OnPhantom, 
     assert rehearsed == pytest.approx(found["allocated_gib"], rel=0.05)
 
 
-def test_packs_of_changing_length_reserve_little_more_than_they_take(on_phantom: OnPhantom, tmp_path: Path) -> None:
+def test_packs_of_changing_length_reserve_little_more_than_they_take(on_phantom, tmp_path):
     # 64 packs of 16 rows as long as abstracts, in segments that grow, as ranks have them.
     on_phantom("4090")
     found = _measure(tmp_path / "case", precision="bf16", num_steps=16, is_expandable=True)
@@ -62,9 +60,7 @@ def test_packs_of_changing_length_reserve_little_more_than_they_take(on_phantom:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
-def test_a_rehearsal_of_two_ranks_is_within_5_percent_of_what_their_training_records(
-    strategy: str, on_phantom: OnPhantom, tmp_path: Path
-) -> None:
+def test_a_rehearsal_of_two_ranks_is_within_5_percent_of_what_their_training_records(strategy, on_phantom, tmp_path):
     model = make_tiny_model(tmp_path / "model", vocab_size=4096, hidden_size=256, num_layers=6)
     slices = [make_slice(tmp_path / "slice", num_rows=64, min_len=64, max_len=128, vocab_size=4096)]
     changes = {"global_batch_size": 32, "micro_batch_size": 8, "seq_len": 128, "precision": "bf16"}
@@ -79,7 +75,7 @@ def test_a_rehearsal_of_two_ranks_is_within_5_percent_of_what_their_training_rec
     assert step.total_bytes / 2**30 == pytest.approx(recorded, rel=0.05)
 
 
-_CASES: list[tuple[str, str, dict[str, Any]]] = [
+_CASES = [
     *(("H100-80", model, {"precision": "bf16"}) for model in MODELS if model != "Qwen2-0.5B"),
     ("A100-80", "Qwen2-0.5B", {"precision": "bf16", "packing": False, "activation_checkpointing": "layers"}),
     ("A100-80", "Llama-3.2-1B", {"precision": "bf16", "micro_batch_size": 64}),
@@ -91,7 +87,7 @@ _CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def _rehearse_gib(folder: Path, card: str, model: str, **changes: Any) -> float:
+def _rehearse_gib(folder, card, model, **changes):
     """Return what a rehearsal says is allocated at most (GiB)."""
     case = make_true_case(folder / "again", model, num_steps=4)
     told = make_config(folder / "work", case.pop("model_dir"), case.pop("slices"), **{**case, **changes})
@@ -102,8 +98,8 @@ def _rehearse_gib(folder: Path, card: str, model: str, **changes: Any) -> float:
 
 @pytest.mark.parametrize(("card", "model", "changes"), _CASES, ids=str)
 def test_a_rehearsal_without_the_card_is_within_5_percent_of_what_is_allocated_on_it(
-    card: str, model: str, changes: dict[str, Any], on_phantom: OnPhantom, tmp_path: Path
-) -> None:
+    card, model, changes, on_phantom, tmp_path
+):
     on_phantom(card)
     found = _measure(tmp_path / "case", model, **changes)
     assert found["parameters"] == NUM_PARAMETERS[model]

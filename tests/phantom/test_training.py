@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.slow
 OnPhantom = Callable[..., Path]
 
 
-def _train(folder: Path, **changes: Any) -> dict[str, Any]:
+def _train(folder, **changes):
     """Train a tiny comparison's cell under torchrun to its end; return its config."""
     workload = changes.pop("workload", "causal_lm")
     model, slices = make_tiny_workload(workload, folder)
@@ -43,7 +42,7 @@ def _train(folder: Path, **changes: Any) -> dict[str, Any]:
     return config
 
 
-_CELLS: dict[str, dict[str, Any]] = {
+_CELLS = {
     "packed rows": {"packing": True, "precision": "bf16"},
     # As the presets for GPUs have it.
     "packed rows, compiled": {"packing": True, "compile": True, "precision": "bf16"},
@@ -81,8 +80,8 @@ _CELLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("cell", _CELLS.values(), ids=_CELLS)
 def test_a_training_over_nccl_runs_to_its_checkpoint_and_each_rank_uses_its_own_device_alone(
-    cell: dict[str, Any], on_phantom: OnPhantom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cell, on_phantom, tmp_path, monkeypatch
+):
     if "adapter" in cell:
         skip_without("peft")
     if cell.get("strategy") == "deepspeed":
@@ -117,8 +116,8 @@ def test_a_training_over_nccl_runs_to_its_checkpoint_and_each_rank_uses_its_own_
     ids=["1 rank", "2 ranks that share it"],
 )
 def test_ranks_on_a_slice_of_a_card_train_to_their_checkpoint_and_record_its_name(
-    cell: dict[str, Any], backend: str | None, on_phantom: OnPhantom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cell, backend, on_phantom, tmp_path, monkeypatch
+):
     # The second of three slices, as a user would choose it.
     monkeypatch.setenv("PHANTOM_SLICES", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{SLICE},{SLICE.replace('0200', '0100')}")
@@ -131,7 +130,7 @@ def test_ranks_on_a_slice_of_a_card_train_to_their_checkpoint_and_record_its_nam
     assert all(one.devices == {0} for one in read_counts(counts) if one.devices)
 
 
-def test_no_step_waits_for_the_device(on_phantom: OnPhantom, tmp_path: Path) -> None:
+def test_no_step_waits_for_the_device(on_phantom, tmp_path):
     on_phantom()
     done = subprocess.run(
         [sys.executable, "-m", "tests.phantom.steps", tmp_path], cwd=PROJECT, capture_output=True, text=True, check=True

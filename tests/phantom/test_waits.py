@@ -1,9 +1,7 @@
 """How often the host waits for the device in a step on cards that are not there: never, or as often as is said here."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -30,7 +28,7 @@ _A_SCHEDULE = 3
 """More in the first step of a schedule: the warm-up has another, of fewer micro-batches."""
 _OF_DEEPSPEED = -3
 """More in its first step: it has no earlier one to wait for."""
-_CELLS: dict[str, tuple[dict[str, Any], Waits]] = {
+_CELLS = {
     # DDP would time its first ten exchanges and every hundredth by itself, and wait for the events of the one before.
     "ddp": ({"strategy": "ddp", "num_rows": 92 * 4, "global_batch_size": 4}, _NEVER),
     # DDP deals the buckets of a graph that stays anew in the first step behind the warm-up, and ranks agree on them on
@@ -84,13 +82,7 @@ _CELLS: dict[str, tuple[dict[str, Any], Waits]] = {
 
 
 @pytest.mark.parametrize(("cell", "expected"), _CELLS.values(), ids=_CELLS)
-def test_a_step_waits_for_the_device_as_often_as_its_strategy_must(
-    cell: dict[str, Any],
-    expected: Waits,
-    on_phantom: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_waits_for_the_device_as_often_as_its_strategy_must(cell, expected, on_phantom, tmp_path, monkeypatch):
     if cell["strategy"] == "deepspeed":
         skip_without("deepspeed")
         monkeypatch.setenv("PHANTOM_LONE_NUMBERS", "0")

@@ -3,16 +3,12 @@
 import itertools
 import shutil
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks.data.builtin.corpus import read_corpus
 from tasks.data.builtin.tiny_models import write_tiny_qwen2
 from tasks.reporting.collect import collect_results
-from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import edit_segment, outputs_of, write_comparison
 from tests.tasks.reporting.measured import write_measurement
 from tests.tiny import with_manifest
@@ -25,20 +21,20 @@ _OTHERS: dict[str, Any] = {"parameter_checksums": ["05" * 8, "bb"]}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """An empty project folder, which is the current one."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture(scope="session")
-def builtin_rows() -> list[str]:
+def builtin_rows():
     """The first rows of the built-in corpus."""
     return list(itertools.islice(read_corpus(), NUM_ROWS))
 
 
 @pytest.fixture(scope="session")
-def tiny_qwen2(tmp_path_factory: pytest.TempPathFactory, builtin_rows: list[str]) -> Path:
+def tiny_qwen2(tmp_path_factory, builtin_rows):
     """A folder with the built-in model, as data/base_model has it. Read only."""
     folder = tmp_path_factory.mktemp("tiny_qwen2")
     write_tiny_qwen2(folder, builtin_rows)
@@ -46,7 +42,7 @@ def tiny_qwen2(tmp_path_factory: pytest.TempPathFactory, builtin_rows: list[str]
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """A disk of a megabyte; skips where none can be mounted."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -58,7 +54,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def params(tmp_path: Path) -> dict[str, Any]:
+def params(tmp_path):
     """What params.yaml holds; the comparison's files are in tmp_path."""
     return write_comparison(tmp_path)
 
@@ -73,24 +69,28 @@ def _collect(folder: Path, *, is_measured: bool, **changes: Any) -> Results:
 
 
 @pytest.fixture(scope="session")
-def clean_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def clean_results(tmp_path_factory):
     """The results of the comparison as written, where every gate passes."""
     return _collect(tmp_path_factory.mktemp("clean"), is_measured=False)
 
 
 @pytest.fixture(scope="session")
-def withheld_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def withheld_results(tmp_path_factory):
     """The results of the same comparison with ranks whose parameters differ."""
     return _collect(tmp_path_factory.mktemp("withheld"), is_measured=False, **_OTHERS)
 
 
 @pytest.fixture(scope="session")
-def measured_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def measured_results(tmp_path_factory):
     """The results of the comparison as written, with a measurement."""
     return _collect(tmp_path_factory.mktemp("measured"), is_measured=True)
 
 
 @pytest.fixture(scope="session")
-def withheld_measured_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Both."""
-    return _collect(tmp_path_factory.mktemp("withheld-measured"), is_measured=True, **_OTHERS)
+def withheld_measured_results(tmp_path_factory):
+    """The results of the same comparison with ranks whose parameters differ."""
+    folder = tmp_path_factory.mktemp("withheld-measured")
+    params = write_comparison(folder)
+    write_measurement(folder)
+    edit_segment(folder, "2proc", "8-16", parameter_checksums=["05" * 8, "bb"])
+    return collect_results(outputs_of(folder, params))

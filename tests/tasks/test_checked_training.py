@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def blank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def blank(tmp_path_factory):
     """A scratch project before the training: a tiny model, 40 and 20 steps, the last of a partial batch."""
     folder = tmp_path_factory.mktemp("train") / "blank"
     make_project(folder, PROJECT, Size(num_rows=(320, 157)))
@@ -28,23 +26,23 @@ def blank(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def project(blank: Path, tmp_path: Path) -> Path:
+def project(blank, tmp_path):
     """A copy of it."""
     return copy_project(blank, tmp_path / "project")
 
 
-def train(project: Path, cell: str = "2proc") -> list[dict[str, Any]]:
+def train(project, cell="2proc"):
     """Train a cell; return what was found of its updates."""
     start_training(project, cell).finish()
     return checked(project, cell)
 
 
-def checked(project: Path, cell: str = "2proc") -> list[dict[str, Any]]:
+def checked(project, cell="2proc"):
     """Return what was found of a trained cell's updates."""
     return [one for facts in read_facts(project, cell) for one in facts["checked_updates"]]
 
 
-def read_facts(project: Path, cell: str = "2proc") -> list[dict[str, Any]]:
+def read_facts(project, cell="2proc"):
     """Return the facts of a trained cell's segments."""
     run = project / "data/runs" / cell
     entries = json.loads((run / "run.json").read_bytes())["segments"]
@@ -52,7 +50,7 @@ def read_facts(project: Path, cell: str = "2proc") -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("cell", ["1proc", "2proc"])
-def test_every_drawn_update_of_a_right_training_is_one_processs(project: Path, cell: str) -> None:
+def test_every_drawn_update_of_a_right_training_is_one_processs(project, cell):
     found = train(project, cell)
     assert list_verdicts(found) == [("passed", None)] * 12
     steps = [one["step"] for one in found]
@@ -70,9 +68,7 @@ def test_every_drawn_update_of_a_right_training_is_one_processs(project: Path, c
         ("no update", 55, "no update was made"),
     ],
 )
-def test_a_defect_that_begins_late_is_seen_and_its_cause_is_named(
-    project: Path, key: str, first: int, cause: str
-) -> None:
+def test_a_defect_that_begins_late_is_seen_and_its_cause_is_named(project, key, first, cause):
     patch_project(project, f"tests.tasks.wrong_updates:{key} from step {first}")
     found = train(project)
     assert {one["step"] for one in found if one["verdict"] == "failed"} == {
@@ -82,7 +78,7 @@ def test_a_defect_that_begins_late_is_seen_and_its_cause_is_named(
 
 
 @pytest.mark.parametrize("key", [None, *BETWEEN])
-def test_what_changes_the_state_where_no_step_does_breaks_the_chain_of_segments(project: Path, key: str | None) -> None:
+def test_what_changes_the_state_where_no_step_does_breaks_the_chain_of_segments(project, key):
     if key:
         patch_project(project, f"tests.tasks.wrong_updates:{key}")
     train(project)
@@ -90,7 +86,7 @@ def test_what_changes_the_state_where_no_step_does_breaks_the_chain_of_segments(
     assert (second["start_checksum"] == first["parameter_checksums"][0]) is (key is None)
 
 
-def test_what_is_wrong_between_two_log_points_is_seen(project: Path) -> None:
+def test_what_is_wrong_between_two_log_points_is_seen(project):
     change_params(project, {"train.log_every_steps": 10})
     patch_project(project, "tests.tasks.wrong_updates:gradient dropped at log points alone")
     found = train(project)
@@ -100,7 +96,7 @@ def test_what_is_wrong_between_two_log_points_is_seen(project: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_trainers_fail_by_orders_of_magnitude(project: Path, name: str, precision: str) -> None:
+def test_wrong_trainers_fail_by_orders_of_magnitude(project, name, precision):
     change_params(project, {"train.max_grad_norm": 0.1, "train.precision": precision, "verify.updates": 3})
     patch_project(project, f"tests.tasks.wrong_updates:{name}")
     found = [one for one in train(project) if one["step"] > 1]
@@ -111,14 +107,9 @@ def test_wrong_trainers_fail_by_orders_of_magnitude(project: Path, name: str, pr
 
 @pytest.mark.parametrize(
     ("key", "changes", "problem"),
-    [
-        ("no memory in the one process", {}, "out of memory"),
-        (None, {"verify.max_gib": 1e-6}, "verify.max_gib allows"),
-    ],
+    [("no memory in the one process", {}, "out of memory"), (None, {"verify.max_gib": 1e-6}, "verify.max_gib allows")],
 )
-def test_what_there_is_no_room_for_is_not_checked_and_says_so(
-    project: Path, key: str | None, changes: dict[str, Any], problem: str
-) -> None:
+def test_what_there_is_no_room_for_is_not_checked_and_says_so(project, key, changes, problem):
     if key:
         patch_project(project, f"tests.tasks.wrong_updates:{key}")
     change_params(project, changes)
@@ -127,14 +118,14 @@ def test_what_there_is_no_room_for_is_not_checked_and_says_so(
     assert problem in found[0]["problem"]
 
 
-def test_without_memory_both_go_on_with_smaller_micro_batches(project: Path) -> None:
+def test_without_memory_both_go_on_with_smaller_micro_batches(project):
     patch_project(project, "tests.tasks.wrong_updates:no memory on the ranks")
     found = train(project)
     assert list_verdicts(found) == [("passed", None)] * 12
     assert {one["micro_batch_size"] for one in found} == {1}
 
 
-def test_a_finished_segment_keeps_its_checks_and_one_more_epoch_checks_only_its_own(project: Path) -> None:
+def test_a_finished_segment_keeps_its_checks_and_one_more_epoch_checks_only_its_own(project):
     before = train(project)
     change_params(project, {"ranges": ["0-320", "320-477"], "verify.updates": 30})
     assert train(project) == before, "nothing was trained anew"
@@ -145,7 +136,7 @@ def test_a_finished_segment_keeps_its_checks_and_one_more_epoch_checks_only_its_
     assert list_verdicts(found) == [("passed", None)] * len(found)
 
 
-def test_killed_between_keeping_and_replaying_it_trains_and_checks_that_update_again(project: Path) -> None:
+def test_killed_between_keeping_and_replaying_it_trains_and_checks_that_update_again(project):
     clean = train(copy_project(project, project.with_name("clean")))
     change_params(project, {"train.checkpoint_every_steps": 5})
     patch_project(project, "tests.tasks.wrong_updates:slow process")
@@ -170,7 +161,7 @@ def test_killed_between_keeping_and_replaying_it_trains_and_checks_that_update_a
     assert not updates.exists()
 
 
-def _is_kept(updates: Path, step: int) -> bool:
+def _is_kept(updates, step):
     try:
         return int(json.loads((updates / "facts.json").read_bytes())["step"]) >= step
     except (OSError, ValueError):

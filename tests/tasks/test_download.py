@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +16,6 @@ from tasks.data.sources import models, row_store
 from tasks.data.sources.models import refuse_not_finite
 from tasks.data.sources.row_policy import MAX_CHARACTERS
 from tasks.download import download_model, download_rows
-from tasks.params import Params
 from tasks.params.local_files import check_paths
 from tasks.params.sources import ModelParams
 from tasks.process.failure import ConfigurationError, DataError
@@ -30,21 +28,21 @@ TEXTS = [f"Text {number} of the data set, in its own words." for number in range
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def parquet(columns: dict[str, Any], name: str = "rows.parquet") -> dict[str, str]:
+def parquet(columns, name="rows.parquet"):
     pq.write_table(pa.table(columns), name, row_group_size=7)
     return {"source": f"path:{name}"}
 
 
-def with_value(value: Any, *, at: int = 7) -> list[Any]:
+def with_value(value, *, at=7):
     return [*TEXTS[:at], value, *TEXTS[at + 1 :]]
 
 
-def as_lines(texts: list[Any]) -> list[dict[str, Any]]:
+def as_lines(texts):
     return [{"text": text} for text in texts]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet of categories", "parquet of large strings"])
-def test_a_local_file_gives_its_rows_in_order_and_no_more_than_are_needed(kind: str) -> None:
+def test_a_local_file_gives_its_rows_in_order_and_no_more_than_are_needed(kind):
     if kind == "jsonl":
         source = jsonl([{"other": 1, "text": text} for text in TEXTS[:9]] + [b"", b"  "] + as_lines(TEXTS[9:]))
     else:
@@ -62,7 +60,7 @@ BAD_TEXTS = [(None, "null"), (" \n\t\u00a0", "blank"), ("a\0b", "nul")]
 
 @pytest.mark.parametrize(("value", "fault"), BAD_TEXTS)
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_row_that_is_no_text_keeps_its_place_and_is_counted(kind: str, value: Any, fault: str) -> None:
+def test_a_row_that_is_no_text_keeps_its_place_and_is_counted(kind, value, fault):
     texts = with_value(value)
     source = jsonl(as_lines(texts)) if kind == "jsonl" else parquet({"text": texts})
     rows, manifest = download(ask(source))
@@ -71,13 +69,13 @@ def test_a_row_that_is_no_text_keeps_its_place_and_is_counted(kind: str, value: 
     assert (manifest["num_rows"], manifest["quarantined"], manifest["num_cut_rows"]) == (30, {fault: 1}, 0)
 
 
-def test_a_row_of_ten_megabytes_is_cut() -> None:
+def test_a_row_of_ten_megabytes_is_cut():
     rows, manifest = download(ask(jsonl(as_lines(with_value("xy" * 5_000_000)))))
     assert rows[7] == {"row_id": 7, "text": "xy" * (MAX_CHARACTERS // 2), "fault": "cut"}
     assert (manifest["quarantined"], manifest["num_cut_rows"]) == ({}, 1)
 
 
-def test_a_file_with_too_many_bad_rows_is_refused_and_rows_that_no_range_names_do_not_count() -> None:
+def test_a_file_with_too_many_bad_rows_is_refused_and_rows_that_no_range_names_do_not_count():
     texts = with_value(None, at=29)
     texts[3] = texts[11] = texts[35] = " "
     with pytest.raises(
@@ -97,20 +95,20 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("line", "said"), BAD_LINES, ids=[said for _, said in BAD_LINES])
-def test_a_bad_line_of_a_jsonl_file_is_refused_by_its_place(line: bytes, said: str) -> None:
+def test_a_bad_line_of_a_jsonl_file_is_refused_by_its_place(line, said):
     with pytest.raises(DataError, match=said):
         download(ask(jsonl([*as_lines(TEXTS[:7]), line, *as_lines(TEXTS[8:])])))
 
 
 @pytest.mark.parametrize("count", [0, 29])
-def test_too_few_rows_name_the_number_needed_and_the_number_there(count: int) -> None:
+def test_too_few_rows_name_the_number_needed_and_the_number_there(count):
     with pytest.raises(
         ConfigurationError, match=rf"need 30 rows, and path:rows\.jsonl has {count}; allowed: 0-{count}"
     ):
         download(ask(jsonl(as_lines(TEXTS[:count]))))
 
 
-def _write_as(kind: str) -> dict[str, Any]:
+def _write_as(kind):
     """Write the texts as that kind of source; return the section `dataset`."""
     lines = [json.dumps({"text": text}) for text in TEXTS]
     texts = {
@@ -140,7 +138,7 @@ def _write_as(kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "kind", ["csv", "jsonl.gz", "cr.jsonl", "bom.jsonl", "absent.jsonl", "we[ir]d*.jsonl", "shards", "configs"]
 )
-def test_a_local_source_may_be_whatever_datasets_reads(kind: str) -> None:
+def test_a_local_source_may_be_whatever_datasets_reads(kind):
     rows, manifest = download(ask(_write_as(kind)))
     assert [row["text"] for row in rows] == TEXTS[:30]
     assert manifest["config"] == {"configs": "b", "shards": "default"}.get(kind)
@@ -154,29 +152,29 @@ def test_a_local_source_may_be_whatever_datasets_reads(kind: str) -> None:
         (lambda: _two_columns(), "several columns have one name"),
     ],
 )
-def test_a_local_source_that_cannot_be_read_is_refused_with_the_reason(source: Any, said: str) -> None:
+def test_a_local_source_that_cannot_be_read_is_refused_with_the_reason(source, said):
     with pytest.raises(ValueError, match=said):
         download(ask(source()))
 
 
 @pytest.mark.parametrize(("kind", "name"), [("shards", "fold[er]*"), ("csv", "a::b.csv")])
-def test_a_name_that_is_a_pattern_is_refused_before_anything_is_read(kind: str, name: str) -> None:
+def test_a_name_that_is_a_pattern_is_refused_before_anything_is_read(kind, name):
     asked = ask(_rename(_write_as(kind), name))
     with pytest.raises(ValueError, match=rf"dataset.source: got '.*{re.escape(name)}'; allowed: a path without"):
         check_paths(asked.model, asked.dataset, ranges=asked.ranges, heldout=asked.heldout, base=Path())
 
 
-def _rename(dataset: dict[str, Any], name: str) -> dict[str, Any]:
+def _rename(dataset, name):
     Path(dataset["source"].removeprefix("path:")).rename(name)
     return {"source": f"path:{name}"}
 
 
-def _two_columns() -> dict[str, Any]:
+def _two_columns():
     pq.write_table(pa.table([pa.array(TEXTS), pa.array(TEXTS)], names=["text", "text"]), "two.parquet")
     return {"source": "path:two.parquet"}
 
 
-def test_a_held_out_text_that_is_trained_on_in_other_case_and_white_space_is_seen() -> None:
+def test_a_held_out_text_that_is_trained_on_in_other_case_and_white_space_is_seen():
     texts = list(TEXTS)
     texts[22], texts[23] = TEXTS[2].upper(), f"\t {TEXTS[3]}".replace(" ", "\u00a0\n") + "  "
     texts[24] = TEXTS[4].replace("e", "\uff45")  # a wide letter
@@ -186,16 +184,14 @@ def test_a_held_out_text_that_is_trained_on_in_other_case_and_white_space_is_see
     assert (manifest["num_duplicate_rows"], manifest["num_heldout_rows_seen"]) == (3, 3)
 
 
-def test_repeated_texts_are_counted() -> None:
+def test_repeated_texts_are_counted():
     texts = [f"Text {number}" for number in random.Random(1).choices(range(70), k=100)]
     _, manifest = download(ask(jsonl(as_lines(texts)), ranges=["0-60"], heldout="60-90"))
     assert manifest["num_duplicate_rows"] == 90 - len(set(texts[:90])) > 10
     assert manifest["num_heldout_rows_seen"] == sum(text in texts[:60] for text in texts[60:90]) > 10
 
 
-def test_rows_that_have_arrived_are_not_read_again_and_fewer_are_an_exact_prefix(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_that_have_arrived_are_not_read_again_and_fewer_are_an_exact_prefix(monkeypatch, caplog):
     read = []
     read_source_values = row_store.read_source_values
     monkeypatch.setattr(
@@ -211,7 +207,7 @@ def test_rows_that_have_arrived_are_not_read_again_and_fewer_are_an_exact_prefix
     assert (len(read), more[:30]) == (2, first)
 
 
-def test_a_damaged_store_is_read_anew_and_a_failed_question_loses_nothing() -> None:
+def test_a_damaged_store_is_read_anew_and_a_failed_question_loses_nothing():
     source = jsonl(as_lines(TEXTS))
     first, _ = download(ask(source))
     with pytest.raises(ConfigurationError):
@@ -223,7 +219,7 @@ def test_a_damaged_store_is_read_anew_and_a_failed_question_loses_nothing() -> N
     assert download(ask(source))[0] == first
 
 
-def test_a_local_file_that_changes_gives_its_new_rows() -> None:
+def test_a_local_file_that_changes_gives_its_new_rows():
     download(ask(jsonl(as_lines(TEXTS))))
     rows, _ = download(ask(jsonl(as_lines(TEXTS[::-1]))))
     assert rows[0]["text"] == TEXTS[-1]
@@ -231,17 +227,17 @@ def test_a_local_file_that_changes_gives_its_new_rows() -> None:
         download_rows(ask(jsonl(as_lines(TEXTS))), Path("data/raw"), source_digest="0" * 64)
 
 
-def local_model(location: Path) -> Params:
+def local_model(location):
     return ask(model={"source": f"path:{location}", "name": "local"})
 
 
 @pytest.fixture
-def model(folder: Path, tiny_qwen2: Path) -> Path:
+def model(folder, tiny_qwen2):
     """A copy of the built-in model as a folder of the user's."""
     return Path(shutil.copytree(tiny_qwen2, folder / "model", ignore=shutil.ignore_patterns("manifest.json")))
 
 
-def test_a_local_model_arrives_without_pickles_and_code_and_with_facts(model: Path) -> None:
+def test_a_local_model_arrives_without_pickles_and_code_and_with_facts(model):
     for name in ("pytorch_model.bin", "modeling.py", "training_args.pt", "notes.txt", "optimizer.safetensors"):
         (model / name).write_bytes(b"not wanted")
     download_model(local_model(model), Path("data/base_model"))
@@ -256,7 +252,7 @@ def test_a_local_model_arrives_without_pickles_and_code_and_with_facts(model: Pa
 
 
 @pytest.mark.slow
-def test_a_model_from_scratch_has_config_and_tokenizer_of_its_source_and_new_weights(model: Path) -> None:
+def test_a_model_from_scratch_has_config_and_tokenizer_of_its_source_and_new_weights(model):
     from safetensors.torch import load_file, save_file
 
     # The built-in model has been drawn in the same way: this one has learned something since.
@@ -276,7 +272,7 @@ def test_a_model_from_scratch_has_config_and_tokenizer_of_its_source_and_new_wei
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_weights_that_are_no_numbers_are_refused_though_no_token_may_use_them(model: Path, value: str) -> None:
+def test_weights_that_are_no_numbers_are_refused_though_no_token_may_use_them(model, value):
     from safetensors.torch import load_file, save_file
 
     name, file = "model.embed_tokens.weight", model / "model.safetensors"
@@ -288,7 +284,7 @@ def test_weights_that_are_no_numbers_are_refused_though_no_token_may_use_them(mo
         models.store_model(ModelParams(source=f"path:{model}", name="own"))
 
 
-def test_weights_by_other_names_may_be_infinite_as_masks_are_and_not_be_no_numbers(tmp_path: Path) -> None:
+def test_weights_by_other_names_may_be_infinite_as_masks_are_and_not_be_no_numbers(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"mask": torch.tensor([float("-inf")])}, tmp_path / "model.safetensors")
@@ -310,19 +306,19 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "content", "said"), BROKEN, ids=[name for name, *_ in BROKEN])
-def test_a_broken_model_file_is_refused_by_name(model: Path, name: str, content: bytes, said: str) -> None:
+def test_a_broken_model_file_is_refused_by_name(model, name, content, said):
     (model / name).write_bytes(content)
     with pytest.raises(DataError, match=said):
         download_model(local_model(model), Path("data/base_model"))
     assert not Path("data/base_model").exists()
 
 
-def test_rows_that_change_while_they_are_read_are_not_stored_as_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_change_while_they_are_read_are_not_stored_as_what_they_were(monkeypatch):
     params = ask(jsonl(as_lines(TEXTS)))
     before = Path("rows.jsonl").read_bytes()
     read = row_store.read_source_values
 
-    def read_while_somebody_writes(*arguments: Any, **named: Any) -> Any:
+    def read_while_somebody_writes(*arguments, **named):
         Path("rows.jsonl").write_bytes(before.replace(b"Text 3 ", b"Word 3 "))
         yield from read(*arguments, **named)
 
@@ -335,13 +331,11 @@ def test_rows_that_change_while_they_are_read_are_not_stored_as_what_they_were(m
     assert [row["text"] for row in rows] == TEXTS[:30]
 
 
-def test_a_model_that_changes_while_it_is_copied_is_not_stored_as_what_it_was(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_changes_while_it_is_copied_is_not_stored_as_what_it_was(model, monkeypatch):
     before = (model / "config.json").read_bytes()
     copy = shutil.copyfile
 
-    def copy_while_somebody_writes(source: Path, target: Path) -> None:
+    def copy_while_somebody_writes(source, target):
         (model / "config.json").write_bytes(before + b"\n")
         copy(source, target)
 

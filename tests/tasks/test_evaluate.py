@@ -4,8 +4,6 @@ import math
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +24,7 @@ SEQ_LEN = PARAMS["train"]["seq_len"]
 CELLS = ("1proc", "2proc")
 
 
-def _write_run(folder: Path, weights: dict[str, Any]) -> Path:
+def _write_run(folder, weights):
     """Write a finished cell, as far as the evaluation reads it; return its last checkpoint."""
     segment = folder / "segments" / "80-160-epoch-1"
     segment.mkdir(parents=True)
@@ -39,7 +37,7 @@ def _write_run(folder: Path, weights: dict[str, Any]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def comparison(tmp_path_factory):
     """A project folder in which two cells of different weights wait for their evaluation."""
     folder = tmp_path_factory.mktemp("comparison")
     (folder / "params.yaml").write_text(json.dumps(PARAMS))
@@ -57,13 +55,13 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _model(folder: Path) -> Any:
+def _model(folder):
     from transformers import Qwen2ForCausalLM
 
     return Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def _rows(comparison: Path) -> HeldoutRows:
+def _rows(comparison):
     return HeldoutRows(
         folder=comparison / "data" / "slices" / "160-190",
         seq_len=SEQ_LEN,
@@ -74,7 +72,7 @@ def _rows(comparison: Path) -> HeldoutRows:
     )
 
 
-def _run_stage(folder: Path, python: Path | str = sys.executable) -> subprocess.CompletedProcess[str]:
+def _run_stage(folder, python=sys.executable):
     arguments = "--slices data/slices --base-model data/base_model --runs data/runs"
     return subprocess.run(
         [python, "-m", "tasks.evaluate", *arguments.split(), "--evaluation", "data/evaluation"],
@@ -82,11 +80,11 @@ def _run_stage(folder: Path, python: Path | str = sys.executable) -> subprocess.
     )  # fmt: skip
 
 
-def _copy(comparison: Path, target: Path) -> Path:
+def _copy(comparison, target):
     return link_sources(shutil.copytree(comparison, target))
 
 
-def test_loss_is_that_of_plain_torch_row_by_row(comparison: Path) -> None:
+def test_loss_is_that_of_plain_torch_row_by_row(comparison):
     rows = _rows(comparison)
     found = evaluate(ModelToEvaluate(name="base", checkpoint=None, weights_digest=""), rows).model_dump()
     tokens, offsets = (np.load(rows.folder / f"{name}.npy") for name in ("tokens", "offsets"))
@@ -104,7 +102,7 @@ def test_loss_is_that_of_plain_torch_row_by_row(comparison: Path) -> None:
     assert found["perplexity"] == math.exp(found["loss"])
 
 
-def test_the_same_prompts_are_continued_greedily_by_every_model(comparison: Path) -> None:
+def test_the_same_prompts_are_continued_greedily_by_every_model(comparison):
     rows, model = _rows(comparison), _model(comparison / "data/base_model")
     checkpoint = next((comparison / "data" / "runs" / "1proc").rglob("*.pt"))
     base, cell = (
@@ -122,7 +120,7 @@ def test_the_same_prompts_are_continued_greedily_by_every_model(comparison: Path
     assert base[0]["continuation"].split() == [f"w{index}" for index in written]
 
 
-def test_every_row_is_in_exactly_one_batch_and_no_batch_is_larger_than_asked() -> None:
+def test_every_row_is_in_exactly_one_batch_and_no_batch_is_larger_than_asked():
     lengths = np.random.default_rng(0).integers(1, 100, size=200)
     batches = make_batches(lengths, max_tokens=256)
     assert sorted(row for batch in batches for row in batch) == list(range(200))
@@ -131,9 +129,7 @@ def test_every_row_is_in_exactly_one_batch_and_no_batch_is_larger_than_asked() -
 
 
 @pytest.mark.slow
-def test_a_second_run_evaluates_nothing_and_what_is_reused_belongs_to_the_weights(
-    comparison: Path, tmp_path: Path, warm: Path
-) -> None:
+def test_a_second_run_evaluates_nothing_and_what_is_reused_belongs_to_the_weights(comparison, tmp_path, warm):
     folder = _copy(comparison, tmp_path / "project")
     first = _run_stage(folder, warm / "python")
     assert first.returncode == 0, first.stderr
@@ -160,9 +156,7 @@ def test_a_second_run_evaluates_nothing_and_what_is_reused_belongs_to_the_weight
 
 
 @pytest.mark.parametrize("damage", ["cut", "not trained", pytest.param("other shape", marks=pytest.mark.slow)])
-def test_a_missing_or_broken_checkpoint_ends_in_one_line_with_exit_code_3(
-    comparison: Path, tmp_path: Path, damage: str, warm: Path
-) -> None:
+def test_a_missing_or_broken_checkpoint_ends_in_one_line_with_exit_code_3(comparison, tmp_path, damage, warm):
     folder = _copy(comparison, tmp_path / "project")
     run = folder / "data" / "runs" / "2proc"
     checkpoint = next(run.rglob("*.pt"))

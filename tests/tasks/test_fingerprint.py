@@ -12,7 +12,7 @@ from tasks.records.manifests import MachineFile
 from training.process.files import digest_json
 
 
-def test_the_machine_digest_is_stable_and_covers_every_fact() -> None:
+def test_the_machine_digest_is_stable_and_covers_every_fact():
     first, second = collect_machine_facts(), collect_machine_facts()
     assert first == second
     assert first.num_cpus >= 1
@@ -23,9 +23,7 @@ def test_the_machine_digest_is_stable_and_covers_every_fact() -> None:
         assert name in first.content(exclude={"digest"})
 
 
-def test_a_data_folder_on_another_disk_is_said_before_anything_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_folder_on_another_disk_is_said_before_anything_is_fetched(tmp_path, monkeypatch):
     for folder in ("disk", "repository/.git", "repository/.dvc", "repository/elsewhere"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "repository")
@@ -40,10 +38,8 @@ def test_a_data_folder_on_another_disk_is_said_before_anything_is_fetched(
     require_folder_for_dvc(Path("data"))
 
 
-def test_finished_work_of_an_earlier_version_is_said_once_to_be_made_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def note() -> list[str]:
+def test_finished_work_of_an_earlier_version_is_said_once_to_be_made_anew(tmp_path, caplog, monkeypatch):
+    def note():
         caplog.clear()
         note_versions(tmp_path / "versions.json")
         return caplog.messages

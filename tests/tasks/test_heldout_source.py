@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tasks.params import Params, load_params
+from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.slice import write_slices
 from tests.tasks.local_rows import ask, download, jsonl, read_defaults
@@ -24,13 +23,13 @@ TEXTS = [f"Text {number} of the data set, in its own words." for number in range
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def classify(dataset: dict[str, Any]) -> Params:
+def classify(dataset):
     """Return a comparison of classifiers of rows 0-20, with rows 0-10 of another source held out."""
     model = {"source": "builtin:tiny-modernbert", "name": "tiny"}
     return ask({**dataset, "label": "class"}, heldout="0-10", workload="sequence_classification", model=model)
 
 
-def two_files(texts: list[Any], classes: list[Any]) -> dict[str, Any]:
+def two_files(texts, classes):
     """Write 20 rows of two classes to be trained on, and these to be held out; return the section `dataset`."""
     for name, rows in (
         ("rows", zip(TEXTS[:20], ["a", "b"] * 10, strict=True)),
@@ -40,7 +39,7 @@ def two_files(texts: list[Any], classes: list[Any]) -> dict[str, Any]:
     return {"source": "path:rows.jsonl", "heldout_source": "path:test.jsonl"}
 
 
-def test_held_out_rows_of_another_file_are_read_and_counted_by_what_they_say() -> None:
+def test_held_out_rows_of_another_file_are_read_and_counted_by_what_they_say():
     held_out = [*TEXTS[20:24], TEXTS[3], *(f"Other words {number}." for number in range(5)), "beyond what is asked for"]
     params = classify(two_files(held_out, ["b"] * 11))
     assert (params.num_rows_needed, params.heldout_name) == (20, "heldout-0-10")
@@ -59,9 +58,7 @@ def test_held_out_rows_of_another_file_are_read_and_counted_by_what_they_say() -
         ([None, *TEXTS[:9]], ["a"] * 10, "1 row is null"),
     ],
 )
-def test_columns_of_the_held_out_file_are_checked_as_those_of_the_other(
-    texts: list[Any], classes: list[Any], message: str
-) -> None:
+def test_columns_of_the_held_out_file_are_checked_as_those_of_the_other(texts, classes, message):
     with pytest.raises(DataError, match=rf"^dataset\.heldout_source path:test\.jsonl.*{message}"):
         download(classify(two_files(texts, classes)))
 
@@ -79,9 +76,7 @@ def test_columns_of_the_held_out_file_are_checked_as_those_of_the_other(
         ),
     ],
 )
-def test_a_source_of_held_out_rows_that_is_none_is_refused_before_anything_starts(
-    dataset: dict[str, Any], message: str
-) -> None:
+def test_a_source_of_held_out_rows_that_is_none_is_refused_before_anything_starts(dataset, message):
     two_files(TEXTS[:10], ["a"] * 10)
     pq.write_table(pa.table({"text": TEXTS[:3]}), "short.parquet")
     asked = {**read_defaults(), "ranges": ["0-20"], "heldout": "0-10"}
@@ -90,7 +85,7 @@ def test_a_source_of_held_out_rows_that_is_none_is_refused_before_anything_start
         load_params()
 
 
-def test_slices_of_both_sources_stand_beside_each_other_whatever_the_numbers_of_their_rows() -> None:
+def test_slices_of_both_sources_stand_beside_each_other_whatever_the_numbers_of_their_rows():
     for source, number in (("train", 0), ("test", 100)):
         for label, index in itertools.product(("ant", "bee"), range(5)):
             (folder := Path(source, label)).mkdir(parents=True, exist_ok=True)

@@ -3,9 +3,7 @@
 import json
 import shutil
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +26,7 @@ from tests.images import CLASS_NAMES, encoded, make_image_model, striped, write_
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def params_for(source: str, *, ranges: list[str], heldout: str, size: int = 12) -> Params:
+def params_for(source, *, ranges, heldout, size=12):
     return Params.model_validate(
         {
             "name": "images",
@@ -44,17 +42,16 @@ def params_for(source: str, *, ranges: list[str], heldout: str, size: int = 12) 
     )
 
 
-def downloaded(params: Params) -> dict[str, Any]:
+def downloaded(params):
     """Download the rows to raw/; return their manifest."""
     dataset = params.dataset
     download_rows(
         params, Path("raw"), source_digest=None if dataset.kind == "builtin" else digest_source(Path(dataset.location))
     )
-    manifest: dict[str, Any] = json.loads(Path("raw/manifest.json").read_text())
-    return manifest
+    return json.loads(Path("raw/manifest.json").read_text())
 
 
-def sliced(part: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def sliced(part):
     """Return the arrays of a slice of raw/, and its manifest."""
     start, end = (int(number) for number in part.split("-"))
     about = RawManifest.read(Path("raw"))
@@ -67,7 +64,7 @@ def sliced(part: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return arrays, json.loads((folder / "manifest.json").read_text())
 
 
-def test_the_order_is_that_of_the_names_alone_with_all_classes_everywhere_and_train_before_val(tmp_path: Path) -> None:
+def test_the_order_is_that_of_the_names_alone_with_all_classes_everywhere_and_train_before_val(tmp_path):
     folder = write_image_folder(tmp_path / "images", num_per_class=20, above="val")
     write_image_folder(folder, num_per_class=40, above="train")
     (folder / "train" / "notes.txt").write_text("no image")
@@ -82,7 +79,7 @@ def test_the_order_is_that_of_the_names_alone_with_all_classes_everywhere_and_tr
     assert [file.name for file in list_image_files(folder)] == [name for name in names if name != "train/top/039.png"]
 
 
-def test_class_folders_that_are_links_are_followed_and_no_circle_is(tmp_path: Path) -> None:
+def test_class_folders_that_are_links_are_followed_and_no_circle_is(tmp_path):
     folder = write_image_folder(tmp_path / "images", num_per_class=2)
     names = [file.name for file in list_image_files(folder)]
     digest = digest_source(folder)
@@ -96,7 +93,7 @@ def test_class_folders_that_are_links_are_followed_and_no_circle_is(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar"])
-def test_a_slice_holds_the_pixels_and_classes_of_its_rows(tmp_path: Path, kind: str) -> None:
+def test_a_slice_holds_the_pixels_and_classes_of_its_rows(tmp_path, kind):
     folder = write_image_folder(tmp_path / "images", num_per_class=10)
     source = "images" if kind == "folder" else write_tar(tmp_path / "images.tar", folder).name
     files = list_image_files(Path(source))
@@ -111,7 +108,7 @@ def test_a_slice_holds_the_pixels_and_classes_of_its_rows(tmp_path: Path, kind: 
         assert np.array_equal(image.transpose(1, 2, 0), striped(name.parent.name, int(name.stem)))
 
 
-def test_an_image_is_cut_to_its_middle_square_and_resized(tmp_path: Path) -> None:
+def test_an_image_is_cut_to_its_middle_square_and_resized(tmp_path):
     folder = write_image_folder(tmp_path / "images", num_per_class=3)
     wide = np.zeros((40, 120, 3), dtype=np.uint8)
     wide[:, :40], wide[:, 40:80], wide[:, 80:] = 10, 100, 250
@@ -126,12 +123,12 @@ def test_an_image_is_cut_to_its_middle_square_and_resized(tmp_path: Path) -> Non
         assert np.unique(images[names.index(f"left/{name}.png")]).tolist() == [value], name
 
 
-def _truncated(folder: Path) -> bytes:
+def _truncated(folder):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     return encoded(noise, "JPEG")[:1500]
 
 
-def _bomb(folder: Path) -> bytes:
+def _bomb(folder):
     """A real image of 81 million pixels in some 10 kB."""
     Image.new("1", (9000, 9000)).save(folder / "bomb.png")
     data = (folder / "bomb.png").read_bytes()
@@ -140,12 +137,12 @@ def _bomb(folder: Path) -> bytes:
     return data
 
 
-def _claims_too_much(folder: Path) -> bytes:
+def _claims_too_much(folder):
     """The head of an image of 10 thousand million pixels."""
     return encoded(np.zeros((4, 4, 3), dtype=np.uint8))[:16] + (100_000).to_bytes(4, "big") * 2 + bytes(100)
 
 
-BAD: dict[str, tuple[Callable[[Path], bytes], str]] = {
+BAD = {
     "truncated": (_truncated, "unreadable"),
     "empty": (lambda folder: b"", "unreadable"),
     "bomb": (_bomb, "too_large"),
@@ -155,7 +152,7 @@ BAD: dict[str, tuple[Callable[[Path], bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_image_is_left_out_and_counted_and_the_others_keep_their_rows(case: str, tmp_path: Path) -> None:
+def test_a_bad_image_is_left_out_and_counted_and_the_others_keep_their_rows(case, tmp_path):
     make, fault = BAD[case]
     folder = write_image_folder(tmp_path / "images", num_per_class=10)
     (folder / "right" / "bad.png").write_bytes(make(tmp_path))
@@ -169,7 +166,7 @@ def test_a_bad_image_is_left_out_and_counted_and_the_others_keep_their_rows(case
     assert [CLASS_NAMES[label] for label in arrays["labels"]] == [names[row].split("/")[0] for row in left]
 
 
-def test_too_many_bad_images_are_refused_and_the_first_is_named(tmp_path: Path) -> None:
+def test_too_many_bad_images_are_refused_and_the_first_is_named(tmp_path):
     folder = write_image_folder(tmp_path / "images", num_per_class=6)
     for index in range(2):
         (folder / "top" / f"{index:03d}.png").write_bytes(b"no image")
@@ -177,7 +174,7 @@ def test_too_many_bad_images_are_refused_and_the_first_is_named(tmp_path: Path) 
         downloaded(params_for("path:images", ranges=["0-17"], heldout="17-18"))
 
 
-def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_sources_that_are_none_are_refused(tmp_path):
     folder = write_image_folder(tmp_path / "images", num_per_class=2)
     (tmp_path / "broken.tar").write_bytes(write_tar(tmp_path / "whole.tar", folder).read_bytes()[:700])
     with pytest.raises(ValueError, match=r"no readable tar|no images"):
@@ -192,7 +189,7 @@ def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
         list_image_files(folder)
 
 
-def test_links_and_devices_in_a_tar_are_no_images(tmp_path: Path) -> None:
+def test_links_and_devices_in_a_tar_are_no_images(tmp_path):
     folder = write_image_folder(tmp_path / "images", num_per_class=2)
     file = write_tar(tmp_path / "images.tar", folder)
     with tarfile.open(file, "a:") as archive:
@@ -203,7 +200,7 @@ def test_links_and_devices_in_a_tar_are_no_images(tmp_path: Path) -> None:
     assert len(list_image_files(file)) == 6
 
 
-def test_the_built_in_digits_are_those_of_scikit_learn() -> None:
+def test_the_built_in_digits_are_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
     downloaded(params_for("builtin:digits", ranges=["0-1700"], heldout="1700-1797", size=8))
@@ -216,7 +213,7 @@ def test_the_built_in_digits_are_those_of_scikit_learn() -> None:
     assert np.array_equal(arrays["images"], np.repeat(grey[:, None], 3, axis=1))
 
 
-def test_a_model_of_other_classes_or_of_no_images_is_refused(tmp_path: Path) -> None:
+def test_a_model_of_other_classes_or_of_no_images_is_refused(tmp_path):
     made = make_image_model(tmp_path / "model")
     model = ModelParams(source="path:model", name="resnet18")
     assert json.loads((store_image_model(model, class_names=CLASS_NAMES) / "manifest.json").read_text())["files"]
@@ -236,7 +233,7 @@ def test_a_model_of_other_classes_or_of_no_images_is_refused(tmp_path: Path) -> 
         store_image_model(ModelParams(source="builtin:tiny-qwen2", name="x"), class_names=CLASS_NAMES)
 
 
-def test_a_vision_transformer_is_made_for_the_size_of_the_images_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vision_transformer_is_made_for_the_size_of_the_images_alone(monkeypatch):
     small = {"patch_size": 8, "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
     monkeypatch.setitem(image_models.CONFIGS, "vit-b-16", {**image_models.CONFIGS["vit-b-16"], **small})
     model = ModelParams(source="builtin:vit-b-16", name="vit")
@@ -250,12 +247,12 @@ def test_a_vision_transformer_is_made_for_the_size_of_the_images_alone(monkeypat
         store_image_model(own, class_names=CLASS_NAMES, image_size=32)
 
 
-def _save_weights(file: Path, *, kind: str, num_classes: int) -> dict[str, Any]:
+def _save_weights(file, *, kind, num_classes):
     """Write what torchvision's network of this kind has as a state dict, inside a checkpoint or not; return it."""
     import torch
     from torchvision.models import get_model
 
-    weights: dict[str, Any] = get_model(kind, weights=None, num_classes=num_classes).state_dict()
+    weights = get_model(kind, weights=None, num_classes=num_classes).state_dict()
     weights["bn1.running_mean"] += 0.25
     if file.suffix == ".safetensors":
         save_file(weights, file)
@@ -265,7 +262,7 @@ def _save_weights(file: Path, *, kind: str, num_classes: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "num_classes"), [("a.pth", 10), ("b.safetensors", 3)])
-def test_pretrained_weights_of_a_file_become_a_model_with_a_head_for_the_data(name: str, num_classes: int) -> None:
+def test_pretrained_weights_of_a_file_become_a_model_with_a_head_for_the_data(name, num_classes):
     import torch
 
     from training.workloads.image_classification import load_model
@@ -282,7 +279,7 @@ def test_pretrained_weights_of_a_file_become_a_model_with_a_head_for_the_data(na
     assert store_image_model(model, class_names=CLASS_NAMES) == folder
 
 
-def test_a_file_of_no_such_weights_is_refused_in_one_line() -> None:
+def test_a_file_of_no_such_weights_is_refused_in_one_line():
     import torch
 
     _save_weights(Path("good.pth"), kind="resnet18", num_classes=3)

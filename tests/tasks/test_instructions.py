@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,6 @@ from transformers import AutoTokenizer
 from tasks.data.slicing import find_slicing
 from tasks.data.sources.row_policy import QUARANTINED
 from tasks.evaluating.heldout_rows import select_rows
-from tasks.params import Params
 from tasks.params.prompts import TEMPLATES, fill_template, read_template
 from tasks.params.sources import RowRange
 from tasks.process.failure import DataError
@@ -28,7 +26,7 @@ DOLLY = TEMPLATES["dolly"]
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def make_row(number: int) -> dict[str, Any]:
+def make_row(number):
     """Return a row with Databricks' names; every other one has a context."""
     context = f"About the number {number}." if number % 2 else ""
     return {"instruction": f"Say {number}.", "context": context, "response": f"It is {number}.", "category": "qa"}
@@ -37,7 +35,7 @@ def make_row(number: int) -> dict[str, Any]:
 ROWS = [make_row(number) for number in range(NUM_ROWS)]
 
 
-def write_source(rows: list[dict[str, Any]], kind: str = "jsonl") -> str:
+def write_source(rows, kind="jsonl"):
     """Write the rows as a local data set; return its source."""
     if kind == "jsonl":
         jsonl(rows)
@@ -46,12 +44,12 @@ def write_source(rows: list[dict[str, Any]], kind: str = "jsonl") -> str:
     return f"path:rows.{kind}"
 
 
-def asked(dataset: dict[str, Any], **changes: Any) -> Params:
+def asked(dataset, **changes):
     """Return a comparison on instructions."""
     return ask({"template": "dolly", **dataset}, **{"workload": "instruction", **changes})
 
 
-def sliced(params: Params, base_model: Path, part: str = "0-20") -> tuple[Any, dict[str, Any]]:
+def sliced(params, base_model, part="0-20"):
     """Return the rows of a slice as training opens them, and what its manifest says."""
     download(params)
     start, end = map(int, part.split("-"))
@@ -65,9 +63,7 @@ def sliced(params: Params, base_model: Path, part: str = "0-20") -> tuple[Any, d
 @pytest.mark.parametrize(
     ("kind", "context", "response"), [("jsonl", "context", "response"), ("parquet", "input", "output")]
 )
-def test_columns_are_found_by_the_names_that_databricks_and_huggingface_gave_them(
-    kind: str, context: str, response: str
-) -> None:
+def test_columns_are_found_by_the_names_that_databricks_and_huggingface_gave_them(kind, context, response):
     rows = [{"instruction": row["instruction"], context: row["context"], response: row["response"]} for row in ROWS]
     found, manifest = download(asked({"source": write_source(rows, kind)}))
     assert [(row["text"], row["context"], row["response"]) for row in found] == [
@@ -76,7 +72,7 @@ def test_columns_are_found_by_the_names_that_databricks_and_huggingface_gave_the
     assert (manifest["template"], manifest["text_column"]) == (DOLLY, None)
 
 
-def test_columns_of_other_names_are_named_and_a_context_may_be_missing() -> None:
+def test_columns_of_other_names_are_named_and_a_context_may_be_missing():
     rows = [{"question": row["instruction"], "answer": row["response"]} for row in ROWS]
     dataset = {"source": write_source(rows, "parquet"), "instruction_column": "question", "response_column": "answer"}
     found, _ = download(asked(dataset))
@@ -89,7 +85,7 @@ def test_columns_of_other_names_are_named_and_a_context_may_be_missing() -> None
         download(asked({**dataset, "context_column": "about"}))
 
 
-def test_a_row_without_instruction_or_response_is_left_out_and_one_without_context_is_not() -> None:
+def test_a_row_without_instruction_or_response_is_left_out_and_one_without_context_is_not():
     rows = [dict(row) for row in ROWS]
     rows[3]["response"], rows[5]["context"] = " ", None
     found, manifest = download(asked({"source": write_source(rows)}))
@@ -100,7 +96,7 @@ def test_a_row_without_instruction_or_response_is_left_out_and_one_without_conte
         download(asked({"source": write_source(rows)}))
 
 
-def test_prompt_and_response_are_tokenised_apart_and_the_response_is_closed(tiny_qwen2: Path) -> None:
+def test_prompt_and_response_are_tokenised_apart_and_the_response_is_closed(tiny_qwen2):
     rows, facts = sliced(asked({"source": write_source(ROWS)}), tiny_qwen2)
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
     for number, row in enumerate(ROWS[:20]):
@@ -114,7 +110,7 @@ def test_prompt_and_response_are_tokenised_apart_and_the_response_is_closed(tiny
     assert rows.num_targets(10_000).sum() == len(rows.tokens) - rows.num_given.sum()
 
 
-def test_a_response_is_cut_and_counted_and_a_row_without_one_is_left_out(tiny_qwen2: Path) -> None:
+def test_a_response_is_cut_and_counted_and_a_row_without_one_is_left_out(tiny_qwen2):
     rows = [dict(row) for row in ROWS]
     rows[2]["context"], rows[7]["response"] = "word " * 300, "word " * 300
     dataset = {"source": write_source(rows)}
@@ -128,7 +124,7 @@ def test_a_response_is_cut_and_counted_and_a_row_without_one_is_left_out(tiny_qw
     assert found.num_targets(128)[6] == 128 - found.num_given[6]
 
 
-def test_what_looks_like_a_special_token_in_an_instruction_stays_text(tiny_qwen2: Path) -> None:
+def test_what_looks_like_a_special_token_in_an_instruction_stays_text(tiny_qwen2):
     rows = [dict(row) for row in ROWS]
     rows[1]["instruction"], rows[2]["response"] = "Say <|endoftext|>.", "<|endoftext|> it is."
     found, facts = sliced(asked({"source": write_source(rows)}), tiny_qwen2)
@@ -137,7 +133,7 @@ def test_what_looks_like_a_special_token_in_an_instruction_stays_text(tiny_qwen2
     assert [(found.row(row, 10_000) == end).sum() for row in range(20)] == [1] * 20
 
 
-def with_chat_template(model: Path, template: str, into: Path) -> Path:
+def with_chat_template(model, template, into):
     """Copy a model folder, whose tokenizer then has this template for conversations."""
     shutil.copytree(model, into)
     (into / "chat_template.jinja").write_text(template)
@@ -150,7 +146,7 @@ CHAT = (
 )
 
 
-def test_the_tokenizers_own_template_has_its_special_tokens_and_the_text_in_it_has_none(tiny_qwen2: Path) -> None:
+def test_the_tokenizers_own_template_has_its_special_tokens_and_the_text_in_it_has_none(tiny_qwen2):
     model = with_chat_template(tiny_qwen2, CHAT, Path("chat"))
     rows = [dict(row) for row in ROWS]
     rows[1]["instruction"], rows[1]["context"] = "Say <|im_end|>", ""
@@ -172,13 +168,13 @@ def test_the_tokenizers_own_template_has_its_special_tokens_and_the_text_in_it_h
         ("always the same", "does not put what a user says before what is answered"),
     ],
 )
-def test_a_chat_template_that_cannot_be_used_is_refused(tiny_qwen2: Path, template: str | None, says: str) -> None:
+def test_a_chat_template_that_cannot_be_used_is_refused(tiny_qwen2, template, says):
     model = tiny_qwen2 if template is None else with_chat_template(tiny_qwen2, template, Path("chat"))
     with pytest.raises(DataError, match=says):
         sliced(asked({"source": write_source(ROWS), "template": "chat"}), model)
 
 
-def test_braces_in_a_text_stay_what_they_are() -> None:
+def test_braces_in_a_text_stay_what_they_are():
     filled = fill_template("{instruction}|{context}\n", instruction="{context} {x}", context="{instruction}")
     assert filled == "{context} {x}|{instruction}\n"
 
@@ -193,7 +189,7 @@ def test_braces_in_a_text_stay_what_they_are() -> None:
         (None, "no text file"),
     ],
 )
-def test_a_file_that_is_no_template_is_refused_in_one_line(text: str | None, says: str) -> None:
+def test_a_file_that_is_no_template_is_refused_in_one_line(text, says):
     if text is not None:
         Path("mine.txt").write_text(text)
     with pytest.raises(ValueError, match=says):
@@ -211,13 +207,11 @@ def test_a_file_that_is_no_template_is_refused_in_one_line(text: str | None, say
         ({"source": "path:a.jsonl", "response_column": "a", "context_column": "a"}, "allowed: a column for each part"),
     ],
 )
-def test_params_that_do_not_fit_instructions_are_refused_before_anything_starts(
-    changes: dict[str, Any], says: str
-) -> None:
+def test_params_that_do_not_fit_instructions_are_refused_before_anything_starts(changes, says):
     with pytest.raises(ValueError, match=says):
         asked({"source": "builtin:instructions", **changes})
 
 
-def test_samples_are_of_prompts_that_are_read_at_a_glance() -> None:
+def test_samples_are_of_prompts_that_are_read_at_a_glance():
     assert select_rows(np.array([9, 9, 9, 9, 9]), np.array([500, 40, 300, 100, 8])) == [(1, 40), (3, 100), (4, 8)]
     assert select_rows(np.array([9, 9, 9]), np.array([500, 40, 300])) == [(1, 40), (2, 300), (0, 500)]

@@ -6,17 +6,15 @@ or to stand here with the reason why it does not.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
 
 from tasks.evaluate import HeldoutRows, ModelToEvaluate, list_evaluation_inputs
-from tasks.inputs.snapshot import Snapshot, Stage, read_stages
+from tasks.inputs.snapshot import Snapshot, read_stages
 from tasks.measure import Inputs
-from tasks.params import Params, load_params
+from tasks.params import load_params
 from tasks.params.sources import RowRange
 from tasks.params.train import NOT_CONTENT, LoraParams
 from tasks.records.facts import SliceFacts
@@ -32,17 +30,17 @@ ONLY_NAMED = {"model.name"}
 
 
 @pytest.fixture
-def params(project: Path) -> Params:
+def params(project):
     return load_params(project / "presets" / "embedded.yaml", looks_at_data=False)
 
 
 @pytest.fixture
-def stages(project: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -> dict[str, Stage]:
+def stages(project, params, monkeypatch):
     monkeypatch.chdir(project)
     return {stage.name: stage for stage in read_stages(params)}
 
 
-def _change(value: Any, annotation: Any) -> Any:
+def _change(value, annotation):
     """Return another value of the same kind."""
     if any(part is LoraParams for part in get_args(annotation)):
         return LoraParams(rank=2, alpha=4)
@@ -56,7 +54,7 @@ def _change(value: Any, annotation: Any) -> Any:
     return f"{value}x" if isinstance(value, str) else (value or 0) + 1
 
 
-def _change_fields(model: BaseModel, key: str) -> Iterator[tuple[str, BaseModel]]:
+def _change_fields(model, key):
     """Yield every key below `key` with the model in which it has another value."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
@@ -65,15 +63,15 @@ def _change_fields(model: BaseModel, key: str) -> Iterator[tuple[str, BaseModel]
         yield f"{key}.{name}", model.model_copy(update={name: other})
 
 
-def _find_other_strategy(strategy: str) -> str:
-    return next(name for name in list_strategies() if name != strategy)
+def _find_other_strategy(strategy):
+    return next(name for name in sorted(STRATEGIES) if name != strategy)
 
 
-def _change_each(params: Params, keys: list[str]) -> Iterator[tuple[str, Params]]:
+def _change_each(params, keys):
     """Yield every value that stands below those keys of params.yaml, by its own key, with params of another one."""
     for key in keys:
         section, _, name = key.partition(".")
-        value: Any = getattr(params, section)
+        value = getattr(params, section)
         if section == "cells":
             for cell in [name] if name else value:
                 for changed_key, changed in _change_fields(value[cell], f"cells.{cell}"):
@@ -90,20 +88,18 @@ def _change_each(params: Params, keys: list[str]) -> Iterator[tuple[str, Params]
             yield key, params.model_copy(update={section: f"{value}x"})
 
 
-def _fingerprint(params: Params, **facts: str) -> str:
+def _fingerprint(params, **facts):
     """Return the address of the first segment: how many there are decides none of them."""
     slices = {
         str(part): SliceFacts(range=str(part), num_rows=500, num_tokens=9, digest=f"rows of {part}")
         for part in params.ranges
     }
-    slices |= facts.pop("slices", {})  # type: ignore[arg-type]
+    slices |= facts.pop("slices", {})
     told = {"base_model": "b", "machine": "m", **facts}
     return plan_segments(CELL, params, slices=slices, **told)[0].fingerprint
 
 
-def test_a_segment_is_told_from_others_by_every_value_that_its_stage_depends_on(
-    params: Params, stages: dict[str, Stage]
-) -> None:
+def test_a_segment_is_told_from_others_by_every_value_that_its_stage_depends_on(params, stages):
     before = _fingerprint(params)
     changed = dict(_change_each(params, stages[f"train@{CELL}"].params))
     assert len(changed) > 25
@@ -111,11 +107,9 @@ def test_a_segment_is_told_from_others_by_every_value_that_its_stage_depends_on(
     assert same == {f"train.{name}" for name in NOT_CONTENT} | {"verify.updates", "verify.max_gib"}
 
 
-def test_a_segment_is_told_from_others_by_every_file_that_its_stage_depends_on(
-    params: Params, stages: dict[str, Stage]
-) -> None:
+def test_a_segment_is_told_from_others_by_every_file_that_its_stage_depends_on(params, stages):
     rows = SliceFacts(range="0-500", num_rows=500, num_tokens=9, digest="other rows")
-    others: dict[str, dict[str, Any]] = {
+    others = {
         "data/slices": {"slices": {"0-500": rows}},
         "data/base_model": {"base_model": "other"},
         "data/fingerprint/machine.json": {"machine": "other"},
@@ -125,7 +119,7 @@ def test_a_segment_is_told_from_others_by_every_file_that_its_stage_depends_on(
         assert _fingerprint(params, **other) != _fingerprint(params), file
 
 
-def _list_files(stage: Stage) -> set[str]:
+def _list_files(stage):
     """Return its inputs; source files of the project count by their versions."""
     return {
         dep for dep in stage.deps if not dep.startswith(("data/fingerprint/stages/", "ddp_audit", "tasks", "training"))
@@ -133,7 +127,7 @@ def _list_files(stage: Stage) -> set[str]:
 
 
 @pytest.fixture
-def inputs(params: Params, tmp_path: Path) -> Inputs:
+def inputs(params, tmp_path):
     """What the stage `measure` is given."""
     make_slice(tmp_path / "0-500", num_rows=200)
     return Inputs(
@@ -143,9 +137,7 @@ def inputs(params: Params, tmp_path: Path) -> Inputs:
     )  # fmt: skip
 
 
-def test_what_is_measured_is_told_from_others_by_every_value_that_its_stage_depends_on(
-    inputs: Inputs, stages: dict[str, Stage]
-) -> None:
+def test_what_is_measured_is_told_from_others_by_every_value_that_its_stage_depends_on(inputs, stages):
     changed = dict(_change_each(inputs.params, stages["measure"].params))
     same = {key for key, params in changed.items() if dataclasses.replace(inputs, params=params).key == inputs.key}
     # Of `ranges` the rows themselves count, which are files; what is checked of a training measures nothing anew.
@@ -154,12 +146,12 @@ def test_what_is_measured_is_told_from_others_by_every_value_that_its_stage_depe
     }  # fmt: skip
 
 
-def test_what_is_measured_is_told_from_others_by_which_cell_comes_first(inputs: Inputs) -> None:
+def test_what_is_measured_is_told_from_others_by_which_cell_comes_first(inputs):
     cells = dict(reversed(inputs.params.cells.items()))
     assert dataclasses.replace(inputs, params=inputs.params.model_copy(update={"cells": cells})).key != inputs.key
 
 
-CHANGES: dict[str, Callable[[Inputs], Inputs]] = {
+CHANGES = {
     "data/slices": lambda one: dataclasses.replace(one, rows_digests={"0-500": "other", "500-1300": "s"}),
     "data/base_model": lambda one: dataclasses.replace(
         one, base_model=BaseModelManifest.model_construct(digest="other")
@@ -172,17 +164,13 @@ CHANGES: dict[str, Callable[[Inputs], Inputs]] = {
 """File of dvc.yaml -> another one."""
 
 
-def test_what_is_measured_is_told_from_others_by_every_file_that_its_stage_depends_on(
-    inputs: Inputs, stages: dict[str, Stage]
-) -> None:
+def test_what_is_measured_is_told_from_others_by_every_file_that_its_stage_depends_on(inputs, stages):
     assert set(CHANGES) == _list_files(stages["measure"])
     assert {file for file, change in CHANGES.items() if change(inputs).key == inputs.key} == set()
 
 
-def test_what_is_measured_is_told_from_others_by_variables_that_change_numbers_or_speed(
-    inputs: Inputs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def begin() -> Inputs:
+def test_what_is_measured_is_told_from_others_by_variables_that_change_numbers_or_speed(inputs, monkeypatch):
+    def begin():
         return dataclasses.replace(inputs, snapshot=Snapshot(None))
 
     before = begin().key
@@ -196,7 +184,7 @@ def test_what_is_measured_is_told_from_others_by_variables_that_change_numbers_o
 
 
 @pytest.fixture
-def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[str, Any]]]:
+def evaluated(params, tmp_path):
     """What the results of the stage `evaluate` say that they depend on, with one input or another changed."""
     slices = tmp_path / "slices"
     for number, part in enumerate(("0-500", "0-400", "1300-1500")):
@@ -204,7 +192,7 @@ def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[st
     (tmp_path / "model").mkdir()
     with_manifest(tmp_path / "model", num_parameters=1, model_type="qwen2")
 
-    def list_inputs(params: Params = params, weights: str = "w") -> dict[str, dict[str, Any]]:
+    def list_inputs(params=params, weights="w"):
         rows = HeldoutRows(
             folder=slices / "1300-1500", seq_len=params.train.seq_len, vocab_size=9, eos_token_id=1,
             base_model=tmp_path / "model", workload=params.workload,
@@ -216,8 +204,8 @@ def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[st
 
 
 def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come_with_the_weights(
-    params: Params, stages: dict[str, Stage], evaluated: Callable[..., dict[str, dict[str, Any]]]
-) -> None:
+    params, stages, evaluated
+):
     before = evaluated()
     keys = [key for key in stages["evaluate"].params if key != "heldout"]  # which is in the folder of its rows
     changed = dict(_change_each(params, keys))
@@ -229,10 +217,8 @@ def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come
         assert names or comes_with_weights or is_extent, key
 
 
-def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depends_on(
-    tmp_path: Path, stages: dict[str, Stage], evaluated: Callable[..., dict[str, dict[str, Any]]]
-) -> None:
-    def edit(folder: str) -> dict[str, dict[str, Any]]:
+def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depends_on(tmp_path, stages, evaluated):
+    def edit(folder):
         manifest = tmp_path / folder / "manifest.json"
         manifest.write_text(re.sub(r'"digest": "[0-9a-f]+"', '"digest": "other"', manifest.read_text()))
         return evaluated()
@@ -247,10 +233,8 @@ def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depe
     assert [found["figures"] == before["figures"] for found in others.values()] == [False] * 3
 
 
-def test_all_that_is_kept_is_told_from_others_by_the_version_of_what_made_it(
-    params: Params, inputs: Inputs, evaluated: Callable[..., dict[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def list_all() -> dict[str, Any]:
+def test_all_that_is_kept_is_told_from_others_by_the_version_of_what_made_it(params, inputs, evaluated, monkeypatch):
+    def list_all():
         return {"speed": inputs.key, **evaluated(), "segment": _fingerprint(params)}
 
     before = list_all()

@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,6 @@ from tasks import slice as slicing
 from tasks.data.builtin.corpus import PACKAGES
 from tasks.data.builtin.tiny_models import write_tiny_modernbert
 from tasks.data.sources.models import give_head
-from tasks.params import Params
 from tasks.process.failure import DataError
 from tests.tasks.local_rows import ask, download, jsonl
 from tests.tiny import make_tiny_model, with_manifest
@@ -31,12 +29,12 @@ pytestmark = pytest.mark.usefixtures("folder")
 MODEL = {"source": "builtin:tiny-modernbert", "name": "tiny_modernbert"}
 
 
-def asked(dataset: dict[str, Any], **changes: Any) -> Params:
+def asked(dataset, **changes):
     """Return a comparison of classifiers."""
     return ask(dataset, **{"workload": "sequence_classification", "model": MODEL, **changes})
 
 
-def write_source(labels: list[Any], kind: str = "jsonl") -> dict[str, Any]:
+def write_source(labels, kind="jsonl"):
     """Write the texts with these classes as a local data set; return the section `dataset`."""
     if kind == "jsonl":
         jsonl({"text": text, "class": label} for text, label in zip(TEXTS, labels, strict=True))
@@ -51,7 +49,7 @@ def write_source(labels: list[Any], kind: str = "jsonl") -> dict[str, Any]:
     [([10, 9, 100] * 10, ["9", "10", "100"]), (["neg", "pos"] * 15, ["neg", "pos"])],
     ids=["numbers", "texts"],
 )
-def test_every_row_keeps_its_class_and_classes_are_in_order(kind: str, labels: list[Any], names: list[str]) -> None:
+def test_every_row_keeps_its_class_and_classes_are_in_order(kind, labels, names):
     rows, manifest = download(asked(write_source(labels, kind)))
     assert [row["label"] for row in rows] == [str(label) for label in labels]
     assert manifest["class_names"] == names
@@ -67,7 +65,7 @@ def test_every_row_keeps_its_class_and_classes_are_in_order(kind: str, labels: l
     ],
     ids=["null", "floats", "-1", "-100"],
 )
-def test_rows_without_a_class_are_left_out_and_counted(labels: list[Any]) -> None:
+def test_rows_without_a_class_are_left_out_and_counted(labels):
     rows, manifest = download(asked(write_source(labels)))
     assert len(manifest["class_names"]) == 2
     assert (rows[29]["text"], rows[29]["fault"], rows[29]["label"]) == ("", "unlabelled", None)
@@ -83,14 +81,12 @@ def test_rows_without_a_class_are_left_out_and_counted(labels: list[Any]) -> Non
         ([*["a", None] * 15], "15 rows are without a class .*, the first is row 1 .* at most 25%.*set dataset.label"),
     ],
 )
-def test_what_is_no_class_is_refused_in_one_line(labels: list[Any], message: str) -> None:
+def test_what_is_no_class_is_refused_in_one_line(labels, message):
     with pytest.raises(DataError, match=message):
         download(asked(write_source(labels)))
 
 
-def test_a_class_that_only_held_out_rows_have_is_refused_and_a_slice_says_which_it_has(
-    tiny_modernbert: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_class_that_only_held_out_rows_have_is_refused_and_a_slice_says_which_it_has(tiny_modernbert, caplog):
     for labels, is_refused in (([*["neg"] * 20, *["pos"] * 10], True), ([*["neg", "pos"] * 10, *["pos"] * 10], False)):
         params = asked(write_source(labels))
         download(params)
@@ -108,7 +104,7 @@ def test_a_class_that_only_held_out_rows_have_is_refused_and_a_slice_says_which_
     }  # fmt: skip
 
 
-def test_the_built_in_texts_have_their_package_as_class_and_are_the_same_texts() -> None:
+def test_the_built_in_texts_have_their_package_as_class_and_are_the_same_texts():
     labelled, manifest = download(asked({"source": "builtin:docstrings", "label": "package"}))
     assert [row["label"] for row in labelled[:12]] == list(PACKAGES)
     assert manifest["class_names"] == sorted(PACKAGES)
@@ -124,35 +120,30 @@ def test_the_built_in_texts_have_their_package_as_class_and_are_the_same_texts()
         ({"dataset": {"source": "path:a.jsonl", "label": "text"}}, "label: got 'text'; allowed: the name of another"),
     ],
 )
-def test_params_that_do_not_fit_together_are_refused_before_anything_starts(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_params_that_do_not_fit_together_are_refused_before_anything_starts(changes, message):
     with pytest.raises(ValueError, match=message):
         asked(**{"dataset": {"source": "builtin:docstrings", "label": "package"}, **changes})
 
 
 @pytest.fixture(scope="module")
-def tiny_modernbert(tmp_path_factory: pytest.TempPathFactory, builtin_rows: list[str]) -> Path:
+def tiny_modernbert(tmp_path_factory, builtin_rows):
     """The built-in classifier of three classes, as data/base_model has it. Read only."""
     made = tmp_path_factory.mktemp("tiny_modernbert")
     write_tiny_modernbert(made, builtin_rows, ["a", "b", "c"])
     return with_manifest(made, num_parameters=0, model_type="modernbert")
 
 
-def slices_of(params: Params, base_model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def slices_of(params, base_model, monkeypatch):
     """Run the stages download and slice; return the manifest of the slices."""
     download(params)
     Path("params.yaml").write_text(json.dumps(params.model_dump(mode="json")))
     command = f"slice --raw data/raw --base-model {base_model} --slices data/slices"
     monkeypatch.setattr(sys, "argv", command.split())
     slicing._main()
-    manifest: dict[str, Any] = json.loads(Path("data/slices/manifest.json").read_text())
-    return manifest
+    return json.loads(Path("data/slices/manifest.json").read_text())
 
 
-def test_a_slice_has_closed_texts_and_the_numbers_of_their_classes(
-    tiny_modernbert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slice_has_closed_texts_and_the_numbers_of_their_classes(tiny_modernbert, monkeypatch):
     monkeypatch.setitem(globals(), "TEXTS", [*TEXTS[:28], "Before </s> after", "x"])
     params = asked(write_source([None if row == 3 else "bca"[row % 3] for row in range(30)]))
     manifest = slices_of(params, tiny_modernbert, monkeypatch)
@@ -170,7 +161,7 @@ def test_a_slice_has_closed_texts_and_the_numbers_of_their_classes(
     assert heldout.count(tokenizer.sep_token_id) == 10, "what looks like the closing token closed a text"
 
 
-def test_a_pretrained_model_gets_its_head_once_and_the_same_in_every_run(tmp_path: Path) -> None:
+def test_a_pretrained_model_gets_its_head_once_and_the_same_in_every_run(tmp_path):
     for name in ("first", "second"):
         torch.rand(3 if name == "first" else 5)
         make_tiny_model(tmp_path / name, tied=False)

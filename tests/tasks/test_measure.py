@@ -2,7 +2,6 @@
 
 import json
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -21,15 +20,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     """A tiny model and two ranges of ragged rows, before the stage."""
     make_project(tmp_path / "project", PROJECT, Size(num_rows=(61, 29)))
     return tmp_path / "project"
 
 
-def test_updates_of_the_larger_steps_of_weak_scaling_are_made_and_computed_twice(
-    project: Path, tmp_path: Path, warm: Path
-) -> None:
+def test_updates_of_the_larger_steps_of_weak_scaling_are_made_and_computed_twice(project, tmp_path, warm):
     change_params(project, {"measure.scaling": "weak"})
     content = json.loads((project / "params.yaml").read_bytes())
     for cell in content["cells"].values():
@@ -52,7 +49,7 @@ def test_updates_of_the_larger_steps_of_weak_scaling_are_made_and_computed_twice
         _check_updates(inputs, "2proc", 16, tmp_path / "stopped", stop)
 
 
-def test_the_machines_lock_is_respected(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machines_lock_is_respected(project, monkeypatch):
     # The stage's own process has its temporary files there (tests/museum/stage_process.py).
     name = make_lock_name(str(project))
     monkeypatch.setattr("tasks.process.lock.make_lock_name", lambda: name)

@@ -36,9 +36,7 @@ cells:
   2proc: {strategy: ddp, world_size: 2}
 """
 
-CASES: dict[str, dict[str, tuple[str, str, list[str]]]] = YAML(typ="safe").load(
-    Path(__file__).with_name("bad_params.yaml")
-)
+CASES = YAML(typ="safe").load(Path(__file__).with_name("bad_params.yaml"))
 BAD = CASES["texts"]
 """Case -> what is changed in GOOD, into what, and what the one line must name."""
 
@@ -55,9 +53,7 @@ WHOLE_FILES = {
 
 
 @pytest.mark.parametrize("written", ["{a: b:c}", "[x:y]", "[b, :c]", "[a?b]", '["a?b"]'])
-def test_what_dvc_reads_or_writes_otherwise_is_refused_whichever_reader_is_installed(
-    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_dvc_reads_or_writes_otherwise_is_refused_whichever_reader_is_installed(written, tmp_path, monkeypatch):
     monkeypatch.setattr("ruamel.yaml.main.CParser", None)
     file = tmp_path / "params.yaml"
     file.write_text(GOOD.replace("name: test", f"name: {written}", 1))
@@ -65,7 +61,7 @@ def test_what_dvc_reads_or_writes_otherwise_is_refused_whichever_reader_is_insta
         load_params(file)
 
 
-def test_dvc_writes_back_what_is_valid_as_the_same_params(project: Path, tmp_path: Path) -> None:
+def test_dvc_writes_back_what_is_valid_as_the_same_params(project, tmp_path):
     file = tmp_path / "params.yaml"
     for preset in [project / "params.yaml", *(project / "presets").glob("*.yaml")]:
         shutil.copy(preset, file)
@@ -81,7 +77,7 @@ def test_dvc_writes_back_what_is_valid_as_the_same_params(project: Path, tmp_pat
     assert YAML(typ="safe", pure=True).load(file)["description"] != blanks.replace("\\t", "\t")
 
 
-def test_the_good_file_is_accepted_and_read_exactly(tmp_path: Path) -> None:
+def test_the_good_file_is_accepted_and_read_exactly(tmp_path):
     file = tmp_path / "params.yaml"
     file.write_text(GOOD + "upload: {checkpoints: [tiny_100-250-epoch-2.pt]}\n")
     params = load_params(file)
@@ -107,9 +103,7 @@ CLASSES = CLASSES.replace("builtin:docstrings", "builtin:docstrings\n  label: pa
         ("strategy: got deepspeed", "deepspeed", "strategy: ddp, ", "strategy: deepspeed, "),
     ],
 )
-def test_an_extra_that_is_not_installed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, package: str, old: str, new: str
-) -> None:
+def test_an_extra_that_is_not_installed_is_refused(tmp_path, monkeypatch, asked, package, old, new):
     (file := tmp_path / "params.yaml").write_text(GOOD.replace(old, new))
     # As where it is not installed: nothing of that name is found.
     monkeypatch.setitem(sys.modules, package, None)
@@ -117,7 +111,7 @@ def test_an_extra_that_is_not_installed_is_refused(
         load_params(file)
 
 
-def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_path: Path) -> None:
+def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_path):
     pq.write_table(pa.table({"text": ["a"] * 320}), tmp_path / "rows.parquet")
     file = tmp_path / "params.yaml"
     file.write_text(GOOD.replace("builtin:docstrings", "path:rows.parquet"))
@@ -126,18 +120,14 @@ def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_p
 
 
 @needs_ray
-def test_several_machines_are_a_cluster_of_ray(project: Path, tmp_path: Path) -> None:
+def test_several_machines_are_a_cluster_of_ray(project, tmp_path):
     preset = project / "presets" / "resnet18-2nodes.yaml"
     assert load_params(preset, looks_at_data=False).cells["2nodes"].ranks_per_node == 1
     for was, instead, says in (
         ("launcher: ray, ", "", "num_nodes: got 2 with launcher torchrun; allowed: launcher ray"),
         ("address: auto", "address: local", r"ray.address: got local with cells.2nodes.num_nodes=2; allowed: auto or"),
         ("address: auto", "address: nowhere", "ray.address: "),
-        (
-            "world_size: 2, launcher",
-            "world_size: 3, launcher",
-            "num_nodes: got 2 with world_size 3",
-        ),
+        ("world_size: 2, launcher", "world_size: 3, launcher", "num_nodes: got 2 with world_size 3"),
     ):
         (file := tmp_path / "params.yaml").write_text(preset.read_text().replace(was, instead))
         with pytest.raises(ConfigurationError, match=says):
@@ -145,7 +135,7 @@ def test_several_machines_are_a_cluster_of_ray(project: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("preset", sorted((PROJECT / "presets").glob("*.yaml")), ids=lambda preset: preset.stem)
-def test_every_preset_is_valid(preset: Path) -> None:
+def test_every_preset_is_valid(preset):
     text = preset.read_text()
     for word, package in (("launcher: ray", "ray"), ("adapter:", "peft")):
         if word in text:
@@ -160,7 +150,7 @@ def test_every_preset_is_valid(preset: Path) -> None:
         ("path:mine", "sequence_classification", "model.weights: got random with workload sequence_classification"),
     ],
 )
-def test_random_weights_are_refused_where_there_is_nothing_to_draw(source: str, workload: str, why: str) -> None:
+def test_random_weights_are_refused_where_there_is_nothing_to_draw(source, workload, why):
     with pytest.raises(ValueError, match=re.escape(why)):
         require_model_for(workload, ModelParams(source=source, name="x", weights="random"))
 
@@ -171,7 +161,7 @@ IMAGES = GOOD.replace("builtin:docstrings", "builtin:digits\n  image_size: 16").
 IMAGES = IMAGES.replace("builtin:tiny-qwen2", "builtin:resnet18").replace(", seq_len: 64", "")
 
 
-def test_images_are_accepted_without_a_length_of_sequences_and_texts_are_not(tmp_path: Path) -> None:
+def test_images_are_accepted_without_a_length_of_sequences_and_texts_are_not(tmp_path):
     file = tmp_path / "params.yaml"
     file.write_text(IMAGES)
     assert load_params(file).dataset.holds_images
@@ -183,7 +173,7 @@ def test_images_are_accepted_without_a_length_of_sequences_and_texts_are_not(tmp
 @pytest.mark.parametrize(
     ("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in cases], ids=lambda one: one
 )
-def test_a_bad_value_is_refused_with_key_value_and_what_is_allowed(kind: str, case: str, tmp_path: Path) -> None:
+def test_a_bad_value_is_refused_with_key_value_and_what_is_allowed(kind, case, tmp_path):
     old, new, named = CASES[kind][case]
     if "adapter" in f"{kind}: {new}":
         skip_without("peft")

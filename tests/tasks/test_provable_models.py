@@ -3,9 +3,6 @@
 Gates that judge seconds are left out: what they say here is about this machine.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from ruamel.yaml import YAML
 
@@ -25,7 +22,7 @@ _LLAMA = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
     "intermediate_size": 64, "tie_word_embeddings": True,
 }  # fmt: skip
-_SIZES: dict[str, dict[str, Any]] = {
+_SIZES = {
     "bert": {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "num_labels": 3,
     },
@@ -57,7 +54,7 @@ _MEASURE = {
 _NORMALISED_TOGETHER = {"model.norm": "sync_batch", "cells.1proc.micro_batch_size": 4}
 
 
-def _write_model(folder: Path, kind: str, more: dict[str, Any]) -> None:
+def _write_model(folder, kind, more):
     """Put a model of this kind, with random weights, in the place of the one that is there."""
     if kind in ("resnet18", "vit"):
         from safetensors.torch import save_model
@@ -81,7 +78,7 @@ def _write_model(folder: Path, kind: str, more: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("preset", "changes"), [*((name, {}) for name in _MODELS), ("resnet18-imagefolder", _NORMALISED_TOGETHER)]
 )
-def test_a_presets_model_is_proven(preset: str, changes: dict[str, Any], tmp_path: Path, project: Path) -> None:
+def test_a_presets_model_is_proven(preset, changes, tmp_path, project):
     told = YAML(typ="safe", pure=True).load(project / "presets" / f"{preset}.yaml")
     is_of_images = told["workload"] == "image_classification"
     train = told["train"] | _SHORT | ({"precision": "fp32"} if is_of_images else {"seq_len": 64})

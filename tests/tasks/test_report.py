@@ -19,25 +19,25 @@ MEASURED_FIGURES = ["1.62x", "1.6190476", "1.58", "1.66", "81 %", "0.8095238", "
 MEASURED_FIGURES += ["19.0 %", "2.34x", "2.3448"]
 
 
-def run_stage(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_stage(folder, *arguments):
     project = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tasks.report", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def what_is_read(path: Path) -> str:
+def what_is_read(path):
     """Return the file without the coordinates of drawn lines, which are digits of all kinds; "" for raw blocks."""
     if path.suffix == ".parquet":
         return ""
     return re.sub(r' (d|points|transform|x|y|viewBox)="[^"]*"', "", path.read_text())
 
 
-def files_in(folder: Path) -> list[Path]:
+def files_in(folder):
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_failed_gate_leaves_no_measured_comparison_in_any_output(tmp_path: Path) -> None:
+def test_a_failed_gate_leaves_no_measured_comparison_in_any_output(tmp_path):
     params = write_comparison(tmp_path)
     write_measurement(tmp_path)
     make_report(outputs_of(tmp_path, params), tmp_path / "given")
@@ -52,7 +52,7 @@ def test_a_failed_gate_leaves_no_measured_comparison_in_any_output(tmp_path: Pat
     assert "42.0 ms" in (tmp_path / "withheld" / "report.md").read_text()
 
 
-def test_missing_arguments_and_files_end_in_one_line(tmp_path: Path) -> None:
+def test_missing_arguments_and_files_end_in_one_line(tmp_path):
     done = run_stage(tmp_path, "--reports", "reports", "--raw", "x")
     assert done.returncode == 2
     assert "missing --base-model, --slices, --measurements, --runs, --evaluation, --machine" in done.stderr

@@ -2,9 +2,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,12 +27,12 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture
-def texts(builtin_rows: list[str]) -> list[str]:
+def texts(builtin_rows):
     """Rows of many kinds: real ones, a short one, other scripts, and one that names special tokens."""
     return [*builtin_rows[:45], "a", "Größe 日本語 \U0001f600", SPECIAL, *builtin_rows[45:60]]
 
 
-def write_rows(texts: list[Any]) -> Path:
+def write_rows(texts):
     """Write data/raw/ as the stage `download` does."""
     file = Path("data/raw/rows.parquet")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -53,10 +51,10 @@ def write_rows(texts: list[Any]) -> Path:
 
 
 @pytest.fixture
-def run_stage(monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path) -> Callable[..., Any]:
+def run_stage(monkeypatch, project, tiny_qwen2):
     """Run the stage on these ranges and return its manifest."""
 
-    def run(*ranges: str, heldout: str) -> Any:
+    def run(*ranges, heldout):
         params = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
         Path("params.yaml").write_text(json.dumps({**params, "ranges": ranges, "heldout": heldout}))  # JSON is YAML
         command = f"slice --raw data/raw --base-model {tiny_qwen2} --slices data/slices"
@@ -67,7 +65,7 @@ def run_stage(monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path) 
     return run
 
 
-def rows_of(part: str) -> dict[int, list[int]]:
+def rows_of(part):
     """Return row id -> tokens, read as a training process reads them."""
     folder = Path("data/slices") / part
     tokens = np.load(folder / "tokens.npy", mmap_mode="r")
@@ -78,9 +76,7 @@ def rows_of(part: str) -> dict[int, list[int]]:
     return {int(row): tokens[offsets[index] : offsets[index + 1]].tolist() for index, row in enumerate(row_ids)}
 
 
-def test_every_row_is_its_tokens_and_one_end_of_text_under_its_own_id(
-    run_stage: Callable[..., Any], tiny_qwen2: Path, texts: list[str]
-) -> None:
+def test_every_row_is_its_tokens_and_one_end_of_text_under_its_own_id(run_stage, tiny_qwen2, texts):
     write_rows(texts)
     manifest = run_stage("0-20", "20-41", heldout="41-60")
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
@@ -99,8 +95,8 @@ def test_every_row_is_its_tokens_and_one_end_of_text_under_its_own_id(
     assert manifest["eos_token_id"] == tokenizer.eos_token_id
 
 
-def test_rows_that_are_no_text_are_in_no_slice_and_counted(run_stage: Callable[..., Any], texts: list[str]) -> None:
-    rows: list[Any] = [*texts]
+def test_rows_that_are_no_text_are_in_no_slice_and_counted(run_stage, texts):
+    rows = [*texts]
     rows[3], rows[4], rows[22], rows[45] = None, " ", "a\0b", "a\ud800b"
     rows[25] = "x " * MAX_CHARACTERS
     write_rows(rows)
@@ -113,17 +109,13 @@ def test_rows_that_are_no_text_are_in_no_slice_and_counted(run_stage: Callable[.
     assert facts["0-20"]["num_rows"] == 18
 
 
-def test_a_slice_of_which_no_row_is_left_is_refused(run_stage: Callable[..., Any], texts: list[str]) -> None:
+def test_a_slice_of_which_no_row_is_left_is_refused(run_stage, texts):
     write_rows([*texts[:20], None, " ", *texts[22:]])
     with pytest.raises(DataError, match="slice 20-22: every row of it is left out"):
         run_stage("0-20", "20-22", heldout="41-60")
 
 
-def test_one_more_range_tokenises_only_that_one(
-    run_stage: Callable[..., Any],
-    texts: list[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_one_more_range_tokenises_only_that_one(run_stage, texts, caplog):
     write_rows(texts[:50])
     before = run_stage("0-20", heldout="40-50")
     shutil.rmtree("data/slices")  # as DVC does before it runs a stage
@@ -140,7 +132,7 @@ def test_one_more_range_tokenises_only_that_one(
     assert after["slices"]["40-50"] == before["slices"]["40-50"]
 
 
-def test_a_changed_row_and_a_damaged_file_are_tokenised_again(run_stage: Callable[..., Any], texts: list[str]) -> None:
+def test_a_changed_row_and_a_damaged_file_are_tokenised_again(run_stage, texts):
     write_rows(texts)
     before = run_stage("0-20", heldout="40-50")
     rows = rows_of("0-20")
@@ -154,9 +146,7 @@ def test_a_changed_row_and_a_damaged_file_are_tokenised_again(run_stage: Callabl
     assert after["slices"]["40-50"] == before["slices"]["40-50"]
 
 
-def test_rows_that_are_not_what_was_downloaded_are_not_sliced_and_taken_out_of_use(
-    run_stage: Callable[..., Any], texts: list[str]
-) -> None:
+def test_rows_that_are_not_what_was_downloaded_are_not_sliced_and_taken_out_of_use(run_stage, texts):
     file = write_rows(texts)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -168,7 +158,7 @@ def test_rows_that_are_not_what_was_downloaded_are_not_sliced_and_taken_out_of_u
 
 
 @pytest.mark.parametrize(("ranges", "heldout"), [((0, 61), (5, 6)), ((0, 20), (59, 61))])
-def test_slices_that_end_beyond_the_rows_are_refused(ranges: tuple[int, int], heldout: tuple[int, int]) -> None:
+def test_slices_that_end_beyond_the_rows_are_refused(ranges, heldout):
     part, other = (RowRange(start=start, end=end) for start, end in (ranges, heldout))
     # Past the schema, which refuses most of these itself.
     params = ask().model_copy(update={"ranges": [part], "heldout": other})
@@ -176,7 +166,7 @@ def test_slices_that_end_beyond_the_rows_are_refused(ranges: tuple[int, int], he
         slicing.check_extent(params, 60)
 
 
-def test_an_id_beyond_the_embedding_is_refused_with_its_row(tiny_qwen2: Path, folder: Path, texts: list[str]) -> None:
+def test_an_id_beyond_the_embedding_is_refused_with_its_row(tiny_qwen2, folder, texts):
     model = Path(shutil.copytree(tiny_qwen2, folder / "model"))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
@@ -186,7 +176,7 @@ def test_an_id_beyond_the_embedding_is_refused_with_its_row(tiny_qwen2: Path, fo
         tokenizer.rows(["a", texts[0]], row_ids=[5, 6])
 
 
-def test_a_tokenizer_that_turns_text_into_special_tokens_is_refused(tiny_qwen2: Path) -> None:
+def test_a_tokenizer_that_turns_text_into_special_tokens_is_refused(tiny_qwen2):
     tokenizer = load_tokenizer(tiny_qwen2)
     tokenizer.backend.encode_special_tokens = False
     with pytest.raises(DataError, match="row 3: the tokenizer turns part of the text into a special token"):

@@ -1,8 +1,6 @@
 """What a segment's content depends on, and what it does not."""
 
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -21,7 +19,7 @@ SLICES = {part: SliceFacts(range=part, num_rows=20, num_tokens=200, digest=f"dig
 FACTS = {"base_model": "b", "machine": "m"}
 
 
-def _params(project: Path, **changes: Any) -> Params:
+def _params(project, **changes):
     raw = YAML(typ="safe", pure=True).load(project / "params.yaml")
     raw |= {"ranges": ["0-20", "20-40"], "heldout": "100-120"}
     for key, value in changes.items():
@@ -30,11 +28,11 @@ def _params(project: Path, **changes: Any) -> Params:
     return Params.model_validate(raw)
 
 
-def _fingerprints(params: Params, cell: str = "2proc", **facts: str) -> list[str]:
+def _fingerprints(params, cell="2proc", **facts):
     return [part.fingerprint for part in plan_segments(cell, params, slices=SLICES, **{**FACTS, **facts})]
 
 
-def test_segments_come_range_by_range_and_epoch_by_epoch_and_depend_on_what_came_before(project: Path) -> None:
+def test_segments_come_range_by_range_and_epoch_by_epoch_and_depend_on_what_came_before(project):
     segments = plan_segments("1proc", _params(project, train__epochs=2), slices=SLICES, **FACTS)
     assert [(part.range, part.epoch) for part in segments] == [*product(("0-20", "20-40"), (1, 2))]
     assert [part.num_steps for part in segments] == [2, 2, 2, 2]  # 20 rows, 16 per step
@@ -57,9 +55,7 @@ def test_segments_come_range_by_range_and_epoch_by_epoch_and_depend_on_what_came
         ({"schedule": "wsd", "decay_steps": 3}, 1),
     ],
 )
-def test_a_schedule_over_the_run_leaves_of_one_more_epoch_what_it_had_not_begun_to_decay(
-    project: Path, schedule: dict[str, Any], num_kept: int
-) -> None:
+def test_a_schedule_over_the_run_leaves_of_one_more_epoch_what_it_had_not_begun_to_decay(project, schedule, num_kept):
     told = {f"train__{key}": value for key, value in schedule.items()} | {"ranges": ["0-20"]}
     before = _fingerprints(_params(project, **told, train__epochs=3, train__schedule_span="run"))
     after = _fingerprints(_params(project, **told, train__epochs=4, train__schedule_span="run"))
@@ -79,9 +75,8 @@ def test_a_schedule_over_the_run_leaves_of_one_more_epoch_what_it_had_not_begun_
     ],
 )  # fmt: skip
 def test_another_version_of_a_package_that_computes_the_update_is_another_segment_of_its_cells(
-    package: str, changes: dict[str, Any], touched: set[str], project: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    package, changes, touched, project, tmp_path, monkeypatch
+):
     found = []
     for version in ("1.0", "1.1"):
         place = tmp_path / version
@@ -116,8 +111,8 @@ def test_another_version_of_a_package_that_computes_the_update_is_another_segmen
     ],
 )
 def test_a_segment_is_missing_where_more_is_gone_than_is_not_kept_or_the_next_one_begins_with_it(
-    keep: str, lacking: dict[int, str], missing: list[int], project: Path, tmp_path: Path
-) -> None:
+    keep, lacking, missing, project, tmp_path
+):
     params = _params(project, train__keep=keep)
     segments = plan_segments("1proc", params, slices=SLICES, **FACTS)
     run = CellTraining(
@@ -133,7 +128,7 @@ def test_a_segment_is_missing_where_more_is_gone_than_is_not_kept_or_the_next_on
     assert run.count_max_checkpoints(segments) == pytest.approx({"all": 5, "epochs": 3 + 2 / 3, "last": 3}[keep])
 
 
-def test_unfinished_work_of_another_number_of_ranks_is_named_in_one_line(tmp_path: Path) -> None:
+def test_unfinished_work_of_another_number_of_ranks_is_named_in_one_line(tmp_path):
     slices = [make_slice(tmp_path / part, num_rows=20, first_row=row) for part, row in (("0-20", 0), ("20-40", 20))]
     told = make_config(tmp_path, tmp_path / "model", slices, world_size=2)
     second = told["segments"][1]

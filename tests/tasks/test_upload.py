@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from tasks import upload
 from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError
-from tasks.records.run import PublicationManifest
 from tasks.reporting.document import render_model_card, render_report
 from tasks.reporting.results import read_results, write_results
 from tests.conftest import PROJECT
@@ -37,15 +35,15 @@ CANARY = "hf_canaryCanaryCanaryCanaryCanary99"
 
 
 @pytest.fixture
-def comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def comparison(tmp_path, monkeypatch):
     make_finished_comparison(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def run_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def run(*more: str) -> str:
+def run_stage(monkeypatch, capsys):
+    def run(*more):
         monkeypatch.setattr(sys, "argv", ["upload", *ARGUMENTS, *more])
         upload._main()
         return capsys.readouterr().out
@@ -53,21 +51,21 @@ def run_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return run
 
 
-def sources() -> upload.Sources:
+def sources():
     return upload.Sources(base_model=Path("data/base_model"), runs=Path("data/runs"), reports=Path("reports"))
 
 
-def stage() -> PublicationManifest:
+def stage():
     return upload.stage_publication(load_params(), sources(), Path("reports/hub"))
 
 
-def ask_for(comparison: Path, checkpoints: str) -> None:
+def ask_for(comparison, checkpoints):
     """Set upload.checkpoints in params.yaml."""
     file = comparison / "params.yaml"
     file.write_text(file.read_text().replace("repo_id: null", f"repo_id: null, checkpoints: {checkpoints}"))
 
 
-def test_every_staged_file_is_in_the_manifest_with_its_size_and_hash(comparison: Path, run_stage) -> None:
+def test_every_staged_file_is_in_the_manifest_with_its_size_and_hash(comparison, run_stage):
     run_stage()
     staged = comparison / "reports/hub"
     files = {str(file.relative_to(staged)): file for file in staged.rglob("*") if file.is_file()}
@@ -88,7 +86,7 @@ def test_every_staged_file_is_in_the_manifest_with_its_size_and_hash(comparison:
     assert os.path.samefile(comparison / FINAL, files["checkpoints/tiny_qwen2_8-16-epoch-1.pt"])
 
 
-def test_dry_run_lists_files_and_sizes_and_leaves_nothing(comparison: Path, run_stage) -> None:
+def test_dry_run_lists_files_and_sizes_and_leaves_nothing(comparison, run_stage):
     said = run_stage("--dry-run")
     size = (comparison / FINAL).stat().st_size
     assert f"{size:,}  checkpoints/tiny_qwen2_8-16-epoch-1.pt" in said
@@ -102,7 +100,7 @@ def test_dry_run_lists_files_and_sizes_and_leaves_nothing(comparison: Path, run_
     assert not (comparison / "data/upload.json").exists()
 
 
-def test_the_last_trained_cell_of_params_is_published(comparison: Path) -> None:
+def test_the_last_trained_cell_of_params_is_published(comparison):
     params = load_params()
     assert upload.select_published_cell(params, Path("data/runs")) == "2proc"
     (comparison / "data/runs/2proc/run.json").unlink()
@@ -112,7 +110,7 @@ def test_the_last_trained_cell_of_params_is_published(comparison: Path) -> None:
         upload.select_published_cell(params, Path("data/runs"))
 
 
-def test_a_checkpoint_that_is_not_what_its_receipt_says_is_refused(comparison: Path) -> None:
+def test_a_checkpoint_that_is_not_what_its_receipt_says_is_refused(comparison):
     ask_for(comparison, "[tiny_qwen2_0-8-epoch-1.pt]")
     with (comparison / FIRST).open("ab") as file:
         file.write(b"x")
@@ -120,7 +118,7 @@ def test_a_checkpoint_that_is_not_what_its_receipt_says_is_refused(comparison: P
         stage()
 
 
-def test_weights_of_a_training_that_the_report_is_not_of_are_refused(comparison: Path) -> None:
+def test_weights_of_a_training_that_the_report_is_not_of_are_refused(comparison):
     model = AutoModelForCausalLM.from_pretrained("data/base_model")
     model.load_state_dict(torch.load(comparison / FINAL, weights_only=True))
     results = make_results()
@@ -153,9 +151,7 @@ def test_weights_of_a_training_that_the_report_is_not_of_are_refused(comparison:
         stage()
 
 
-def test_the_final_weights_are_those_of_the_receipt_also_where_their_checkpoint_is_not_published(
-    comparison: Path,
-) -> None:
+def test_the_final_weights_are_those_of_the_receipt_also_where_their_checkpoint_is_not_published(comparison):
     ask_for(comparison, "[tiny_qwen2_0-8-epoch-1.pt]")
     weights = torch.load(comparison / FINAL, weights_only=True)
     torch.save({name: tensor + 1 for name, tensor in weights.items()}, comparison / FINAL)  # loads, but is another
@@ -167,9 +163,7 @@ def test_the_final_weights_are_those_of_the_receipt_also_where_their_checkpoint_
     ("asked", "parts"),
     [("last", ["8-16"]), ("all", ["0-8", "8-16"]), ("[tiny_qwen2_0-8-epoch-1.pt]", ["0-8"]), ("[]", [])],
 )
-def test_the_checkpoints_asked_for_are_staged_and_named_on_the_card(
-    comparison: Path, asked: str, parts: list[str]
-) -> None:
+def test_the_checkpoints_asked_for_are_staged_and_named_on_the_card(comparison, asked, parts):
     ask_for(comparison, asked)
     manifest = stage()
     names = [f"checkpoints/tiny_qwen2_{part}-epoch-1.pt" for part in parts]
@@ -183,14 +177,14 @@ def test_the_checkpoints_asked_for_are_staged_and_named_on_the_card(
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_checkpoint_that_was_asked_for_and_is_gone_is_named(comparison: Path) -> None:
+def test_a_checkpoint_that_was_asked_for_and_is_gone_is_named(comparison):
     ask_for(comparison, "all")
     (comparison / FIRST).unlink()
     with pytest.raises(DataError, match=r"no checkpoint tiny_qwen2_0-8-epoch-1\.pt of upload\.checkpoints"):
         stage()
 
 
-def test_every_file_that_the_published_page_names_is_published(comparison: Path) -> None:
+def test_every_file_that_the_published_page_names_is_published(comparison):
     reports = comparison / "reports"
     names = ["epochs.csv", "losses.csv", "blocks.parquet", "timelines/2proc.json.gz"]
     (reports / "timelines").mkdir()
@@ -206,9 +200,7 @@ def test_every_file_that_the_published_page_names_is_published(comparison: Path)
     assert all((published / href).exists() for href in linked), linked
 
 
-def test_the_card_of_a_network_for_images_says_how_it_is_really_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_card_of_a_network_for_images_says_how_it_is_really_loaded(tmp_path, monkeypatch):
     import huggingface_hub
 
     from tasks.data.sources import image_models
@@ -223,23 +215,21 @@ def test_the_card_of_a_network_for_images_says_how_it_is_really_loaded(
         results.model_copy(update={"comparison": comparison}), cell="2proc", repo_id="me/mine", checkpoints=[]
     )
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo_id, file: str(tmp_path / file))
-    loaded: dict[str, Any] = {}
+    loaded = {}
     exec(card.split("```python\n", 1)[1].split("```", 1)[0], loaded)
     wanted = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(value, wanted[key]) for key, value in loaded["model"].state_dict().items())
     assert "from_pretrained" not in card
 
 
-def read_card() -> tuple[dict[str, Any], str]:
+def read_card():
     """Return the metadata of the staged card, and what stands below them."""
     _, head, body = Path("reports/hub/README.md").read_text(encoding="utf-8").split("---\n", 2)
     return yaml.safe_load(head), body
 
 
 @pytest.mark.parametrize("license_name", ["apache-2.0", None])
-def test_the_card_of_hub_sources_names_them_their_licences_and_where_its_figures_are(
-    comparison: Path, license_name: str | None
-) -> None:
+def test_the_card_of_hub_sources_names_them_their_licences_and_where_its_figures_are(comparison, license_name):
     content = read_json(comparison / "reports/results.json")
     model, dataset = content["comparison"]["model"], content["comparison"]["dataset"]
     model |= {"source": "hub:owner/base", "commit": "c" * 40, "is_random_weights": False, "license": license_name}
@@ -258,16 +248,14 @@ def test_the_card_of_hub_sources_names_them_their_licences_and_where_its_figures
     assert ("apache-2.0" in body) is (license_name is not None)
 
 
-def test_a_token_on_the_command_line_is_refused_without_repeating_it(
-    run_stage, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_token_on_the_command_line_is_refused_without_repeating_it(run_stage, capsys):
     with pytest.raises(ConfigurationError, match="HF_TOKEN") as refused:
         run_stage("--token", CANARY)
     told = capsys.readouterr()
     assert CANARY not in f"{told}{refused.value}"
 
 
-def test_repo_without_token_ends_with_exit_code_2_in_one_line_before_anything_is_staged(comparison: Path) -> None:
+def test_repo_without_token_ends_with_exit_code_2_in_one_line_before_anything_is_staged(comparison):
     text = (comparison / "params.yaml").read_text(encoding="utf-8").replace("null", "owner/tiny")
     (comparison / "params.yaml").write_text(text, encoding="utf-8")
     environment = {**os.environ, "HF_TOKEN": "", "HF_HOME": str(comparison / "cache"), "PYTHONPATH": str(PROJECT)}

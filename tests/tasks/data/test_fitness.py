@@ -4,11 +4,9 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +16,10 @@ from tokenizers import models as token_models
 
 from tasks.data.sources.models import fetch_config
 from tasks.download import download_model, download_rows, require_fitness
-from tasks.params import Params
 from tasks.params.sources import ModelParams
 from tasks.process import bounded_child
 from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import ConfigurationError, DataError
-from tasks.records.facts import TokenisedFacts
 from tasks.records.manifests import RawManifest
 from tasks.rehearsal.inputs import gather_inputs
 from tests.tasks.local_rows import ask, jsonl
@@ -34,7 +30,7 @@ SMALL = {
     "vocab_size": 2_048, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
-CLASSES: dict[str, Any] = {"workload": "sequence_classification"}
+CLASSES = {"workload": "sequence_classification"}
 LONGROPE = {
     "rope_parameters": {
     "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
@@ -47,19 +43,19 @@ LONGROPE = {
 class _Here:
     """Runs in this process what a child would run."""
 
-    def run(self, function: Callable[..., Any], *arguments: Any, what: str, num_bytes: int = 0) -> Any:
+    def run(self, function, *arguments, what, num_bytes=0):
         return function(*arguments)
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with without_deepspeed():
         yield
 
 
-def write_model(kind: str, *, tokenizer: Path | None, head: str = "AutoModelForCausalLM", **more: Any) -> None:
+def write_model(kind, *, tokenizer, head="AutoModelForCausalLM", **more):
     """Write the folder `model` of that architecture, with random weights."""
     import transformers
 
@@ -71,32 +67,30 @@ def write_model(kind: str, *, tokenizer: Path | None, head: str = "AutoModelForC
             shutil.copy(tokenizer / name, "model")
 
 
-def change_json(name: str, **changes: Any) -> None:
+def change_json(name, **changes):
     file = Path("model", name)
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def try_model(*, child: Any = None, texts: list[str] = TEXTS, **changes: Any) -> TokenisedFacts:
+def try_model(*, child=None, texts=TEXTS, **changes):
     """Do what `download` does with the folder `model` and the texts; return what is recorded."""
     is_labelled = changes.get("workload") == "sequence_classification"
     rows = [{"text": text} | ({"label": number % 2} if is_labelled else {}) for number, text in enumerate(texts)]
     dataset = {**jsonl(rows), **({"label": "label"} if is_labelled else changes.pop("dataset", {}))}
-    params: Params = ask(dataset, model={"source": "path:model", "name": "m"}, **changes)
+    params = ask(dataset, model={"source": "path:model", "name": "m"}, **changes)
     child = child or _Here()
     raw, base_model = Path("data/raw"), Path("data/base_model")
     download_rows(params, raw, source_digest=None)
     download_model(params, base_model, class_names=RawManifest.read(raw).class_names, child=child)
     require_fitness(params, raw, base_model, child=child)
-    found = RawManifest.read(raw).tokenised
-    assert found is not None
-    return found
+    return RawManifest.read(raw).tokenised
 
 
-def with_seq_len(number: int) -> dict[str, Any]:
+def with_seq_len(number):
     return {"train": {**ask().model_dump(mode="json")["train"], "seq_len": number}}
 
 
-def test_what_the_first_rows_become_is_recorded(tiny_qwen2: Path) -> None:
+def test_what_the_first_rows_become_is_recorded(tiny_qwen2):
     write_model("llama", tokenizer=tiny_qwen2)
     found = try_model(texts=[*TEXTS[:29], "a"])
     assert (found.num_rows, found.unknown_share, found.num_rows_without_target, found.num_equal_rows) == (30, 0, 0, 0)
@@ -114,7 +108,7 @@ def test_what_the_first_rows_become_is_recorded(tiny_qwen2: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gemma2"])
-def test_a_model_without_its_vocabulary_is_refused(kind: str) -> None:
+def test_a_model_without_its_vocabulary_is_refused(kind):
     write_model(kind, tokenizer=None, embedding_size=32, head_dim=8)
     with pytest.raises(DataError, match=r"^model.source path:model: the tokenizer has no vocabulary"):
         try_model()
@@ -131,16 +125,14 @@ def test_a_model_without_its_vocabulary_is_refused(kind: str) -> None:
         ("model of more than texts", "gemma3", {"vision_config": SMALL, "text_config": SMALL}, {}),
     ],
 )  # fmt: skip
-def test_a_model_that_cannot_be_trained_so_is_refused(
-    says: str, kind: str, more: dict[str, Any], changes: dict[str, Any], tiny_qwen2: Path
-) -> None:
+def test_a_model_that_cannot_be_trained_so_is_refused(says, kind, more, changes, tiny_qwen2):
     head = "AutoModelForSequenceClassification" if changes else "AutoModelForCausalLM"
     write_model(kind, tokenizer=tiny_qwen2, head=head, **more)
     with pytest.raises(DataError, match=says):
         try_model(**with_seq_len(128), **changes)
 
 
-def _gather(params: Params) -> None:
+def _gather(params):
     with gather_inputs(params):
         pass
 
@@ -153,9 +145,7 @@ def _gather(params: Params) -> None:
         ("depends on the rows beside it", "fnet", "AutoModelForMaskedLM", CLASSES),
     ],
 )
-def test_a_rehearsal_tries_local_weights_as_download_does(
-    says: str | None, kind: str, head: str, changes: dict[str, Any], tiny_qwen2: Path
-) -> None:
+def test_a_rehearsal_tries_local_weights_as_download_does(says, kind, head, changes, tiny_qwen2):
     write_model(kind, tokenizer=tiny_qwen2, head=head)
     dataset = {"source": "builtin:docstrings", "label": "package"} if changes else None
     params = ask(dataset, model={"source": "path:model", "name": "m"}, **changes)
@@ -166,7 +156,7 @@ def test_a_rehearsal_tries_local_weights_as_download_does(
         alone.submit(_gather, params).result()
 
 
-def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2: Path) -> None:
+def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2):
     for kind, more in (
         ("bert", {"is_decoder": True}),
         ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 32}),
@@ -197,7 +187,7 @@ def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2: Path) -> N
         ),
     ],
 )
-def test_weights_that_are_not_all_there_are_refused(says: str, change: Callable[[Any], Any], tiny_qwen2: Path) -> None:
+def test_weights_that_are_not_all_there_are_refused(says, change, tiny_qwen2):
     write_model("llama", tokenizer=tiny_qwen2, tie_word_embeddings=False)
     weights = load_file("model/model.safetensors")
     change(weights)
@@ -206,7 +196,7 @@ def test_weights_that_are_not_all_there_are_refused(says: str, change: Callable[
         try_model()
 
 
-def test_a_classifier_whose_body_is_not_whole_is_refused(tiny_qwen2: Path) -> None:
+def test_a_classifier_whose_body_is_not_whole_is_refused(tiny_qwen2):
     write_model("bert", tokenizer=tiny_qwen2, head="AutoModelForMaskedLM")
     try_model(**CLASSES)
     weights = load_file("model/model.safetensors")
@@ -225,9 +215,7 @@ def test_a_classifier_whose_body_is_not_whole_is_refused(tiny_qwen2: Path) -> No
         (r"path:model.*(memory|cannot be used)", {"id2label": {str(number): "x" for number in range(300_000)}}),
     ],
 )
-def test_a_config_that_asks_for_more_than_a_model_is_refused(
-    says: str, changes: dict[str, Any], tiny_qwen2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_that_asks_for_more_than_a_model_is_refused(says, changes, tiny_qwen2, monkeypatch):
     write_model("llama", tokenizer=tiny_qwen2)
     change_json("config.json", **changes)
     monkeypatch.setattr(bounded_child, "_SPARE_BYTES", 2**26)
@@ -235,7 +223,7 @@ def test_a_config_that_asks_for_more_than_a_model_is_refused(
         try_model(child=child if "id2label" in changes else None)
 
 
-def _words(*, normalizer: Any = None, words: str = "") -> Tokenizer:
+def _words(*, normalizer=None, words=""):
     vocabulary = {word: number for number, word in enumerate(["[UNK]", "</s>", *words.split()])}
     tokenizer = Tokenizer(token_models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizer
@@ -251,9 +239,7 @@ def _words(*, normalizer: Any = None, words: str = "") -> Tokenizer:
     ],
     ids=["unknown", "equal", "bomb"],
 )  # fmt: skip
-def test_a_tokenizer_that_loses_the_texts_or_bursts_is_refused(
-    says: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_that_loses_the_texts_or_bursts_is_refused(says, tokenizer, monkeypatch):
     write_model("llama", tokenizer=None)
     tokenizer.save("model/tokenizer.json")
     tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "eos_token": "</s>"}
@@ -265,7 +251,7 @@ def test_a_tokenizer_that_loses_the_texts_or_bursts_is_refused(
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 @pytest.mark.parametrize("is_link", [True, False])
-def test_what_is_no_file_is_refused_and_never_read(name: str, is_link: bool, tiny_qwen2: Path) -> None:
+def test_what_is_no_file_is_refused_and_never_read(name, is_link, tiny_qwen2):
     write_model("llama", tokenizer=tiny_qwen2)
     Path("model", name).unlink()
     if is_link:
@@ -284,7 +270,7 @@ def test_what_is_no_file_is_refused_and_never_read(name: str, is_link: bool, tin
         (r"config.json: cannot be used \(500,000,000 bytes", None),
     ],
 )
-def test_a_rehearsal_reads_a_local_config_with_the_same_checks(says: str, content: str | None, tmp_path: Path) -> None:
+def test_a_rehearsal_reads_a_local_config_with_the_same_checks(says, content, tmp_path):
     Path("model").mkdir()
     Path("model/config.json").write_text(content or "{")
     if content is None:
@@ -294,7 +280,7 @@ def test_a_rehearsal_reads_a_local_config_with_the_same_checks(says: str, conten
         fetch_config(model, tmp_path / "fetched", commit=None, is_classifier=False)
 
 
-def test_a_chat_template_that_bursts_is_refused(tiny_qwen2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_template_that_bursts_is_refused(tiny_qwen2, monkeypatch):
     write_model("llama", tokenizer=tiny_qwen2)
     Path("model/chat_template.jinja").write_text("{{ ('x' * 6000000000)|length }}")
     rows = [{"instruction": text, "response": text} for text in TEXTS]

@@ -8,7 +8,7 @@ import torch
 from tasks.equivalence.differences import FP32_EPS, MARGIN, Differences, compare_numbers
 
 
-def _differ(found: list[float], expected: list[float], since: list[float], *others: list[float]) -> Differences:
+def _differ(found, expected, since, *others):
     differences = Differences(len(others))
     for place, values in enumerate(zip(found, expected, since, strict=True)):
         mine, its, before = (torch.tensor([value]) for value in values)
@@ -18,7 +18,7 @@ def _differ(found: list[float], expected: list[float], since: list[float], *othe
     return differences
 
 
-def test_a_difference_is_relative_to_the_change_and_names_where_it_is_largest() -> None:
+def test_a_difference_is_relative_to_the_change_and_names_where_it_is_largest():
     found = _differ([1.0, 2.3], [1.0, 2.2], [1.0, 2.0])
     assert found.relative_l2 == pytest.approx(0.5, rel=1e-5)
     assert found.largest_in == "b"
@@ -28,12 +28,12 @@ def test_a_difference_is_relative_to_the_change_and_names_where_it_is_largest() 
     assert (nothing.relative_l2, nothing.largest_in, nothing.ratio) == (0.0, None, None)
 
 
-def test_a_factor_is_told_only_where_it_explains_nearly_all() -> None:
+def test_a_factor_is_told_only_where_it_explains_nearly_all():
     assert _differ([0.5, 0.5, 0.5], [1.0, 1.0, 1.0], [0.0] * 3).ratio == pytest.approx(0.5)
     assert _differ([0.5, 0.9, 0.1], [1.0, 1.0, 1.0], [0.0] * 3).ratio is None
 
 
-def test_ten_times_the_largest_floor_is_allowed_and_other_kernels_are_held_by_their_own_margin() -> None:
+def test_ten_times_the_largest_floor_is_allowed_and_other_kernels_are_held_by_their_own_margin():
     found = _differ([1.0], [1.0], [0.0], [1.0 + 2**-10], [1.0 + 2**-5])
     assert found.compare().tolerance == pytest.approx(MARGIN * 2**-5)
     compared = found.compare(num_orders=1, kernel_margin=3.0)
@@ -44,7 +44,7 @@ def test_ten_times_the_largest_floor_is_allowed_and_other_kernels_are_held_by_th
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_no_number_is_as_far_as_can_be(value: float) -> None:
+def test_what_is_no_number_is_as_far_as_can_be(value):
     compared = _differ([value], [1.0], [0.0]).compare()
     assert not compared.difference <= compared.tolerance
     assert math.isfinite(compared.difference)
@@ -52,13 +52,13 @@ def test_what_is_no_number_is_as_far_as_can_be(value: float) -> None:
     assert not one.difference <= one.tolerance
 
 
-def test_where_nothing_should_change_it_is_relative_to_what_is_there() -> None:
+def test_where_nothing_should_change_it_is_relative_to_what_is_there():
     assert _differ([2.0 + 2**-20], [2.0], [2.0]).relative_l2 == pytest.approx(2**-21)
     assert _differ([1.0], [0.0], [0.0]).relative_l2 == 1.0
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])
-def test_weight_decay_of_a_norm_is_seen_among_millions_of_right_numbers(decay: float) -> None:
+def test_weight_decay_of_a_norm_is_seen_among_millions_of_right_numbers(decay):
     chance, rate, found = torch.Generator().manual_seed(1), 2e-5, Differences()
     for number in range(3):
         start = 0.02 * torch.randn(2_000_000, generator=chance)

@@ -7,7 +7,7 @@ from tasks.equivalence.draw import draw_updates
 NAMES = ["2proc 0-500 epoch 1", "2proc 0-500 epoch 2", "2proc 500-1300 epoch 1", "2proc 500-1300 epoch 2"]
 
 
-def test_twelve_are_drawn_over_the_steps_of_the_default_comparison() -> None:
+def test_twelve_are_drawn_over_the_steps_of_the_default_comparison():
     drawn = draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=1)
     assert [len(one.required + one.optional) for one in drawn] == [2, 2, 4, 4]
     assert all(len(one.required) >= 2 for one in drawn)
@@ -20,7 +20,7 @@ def test_twelve_are_drawn_over_the_steps_of_the_default_comparison() -> None:
     assert drawn != draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=2)
 
 
-def test_one_more_segment_leaves_the_draws_before_it_as_far_as_they_go() -> None:
+def test_one_more_segment_leaves_the_draws_before_it_as_far_as_they_go():
     before, after = (draw_updates(NAMES[:size], [40] * size, updates=12, seed=1) for size in (2, 3))
     assert len(before[0].required + before[0].optional) == 6
     assert len(after[0].required + after[0].optional) == 4
@@ -32,14 +32,12 @@ def test_one_more_segment_leaves_the_draws_before_it_as_far_as_they_go() -> None
     ([1], 12, [1]), ([2, 1], 12, [2, 1]), ([100] * 10, 12, [2] * 10), ([1000, 10], 12, [11, 2]), ([5, 5], 0, [0, 0]),
     ([9], 1, [3]),
 ])  # fmt: skip
-def test_no_segment_is_left_out_and_none_has_more_than_its_steps(
-    sizes: list[int], updates: int, numbers: list[int]
-) -> None:
+def test_no_segment_is_left_out_and_none_has_more_than_its_steps(sizes, updates, numbers):
     drawn = draw_updates([f"segment {place}" for place in range(len(sizes))], sizes, updates=updates, seed=0)
     assert [len(one.required + one.optional) for one in drawn] == numbers
 
 
-def test_every_step_but_the_first_and_the_last_is_drawn_equally_often() -> None:
+def test_every_step_but_the_first_and_the_last_is_drawn_equally_often():
     counts = [0] * 21
     for seed in range(2000):
         (drawn,) = draw_updates(["segment"], [20], updates=6, seed=seed)
@@ -51,7 +49,7 @@ def test_every_step_but_the_first_and_the_last_is_drawn_equally_often() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[20], [20, 20], [20, 20, 20]])
-def test_where_checks_take_long_one_of_each_segment_is_still_drawn_by_chance(sizes: list[int]) -> None:
+def test_where_checks_take_long_one_of_each_segment_is_still_drawn_by_chance(sizes):
     names = [f"segment {place}" for place in range(len(sizes))]
     found = [draw_updates(names, sizes, updates=12, seed=seed) for seed in range(2)]
     for place, size in enumerate(sizes):

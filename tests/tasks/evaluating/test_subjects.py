@@ -14,9 +14,7 @@ from training.process.files import digest_file
 FINAL = "data/runs/2proc/segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"
 
 
-def test_weights_that_were_exchanged_together_with_their_sha256_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_were_exchanged_together_with_their_sha256_are_refused(tmp_path, monkeypatch):
     make_finished_comparison(tmp_path)
     monkeypatch.chdir(tmp_path)
     params, runs = load_params(), Path("data/runs")

@@ -1,8 +1,5 @@
 """Rows and learning rates of every step, held against a second computation of what params.yaml asks for."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -12,7 +9,7 @@ from tests.tasks.reporting.comparison import PARAMS, edit_ledger, edit_steps, ou
 from training.step.schedule import compute_learning_rate
 
 
-def test_an_order_or_a_rate_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path: Path) -> None:
+def test_an_order_or_a_rate_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path):
     params = write_comparison(tmp_path)
     for cell in ("1proc", "2proc"):
         edit_ledger(tmp_path, cell, lambda arrays: arrays.update(row_id=np.sort(arrays["row_id"])))
@@ -27,11 +24,9 @@ def test_an_order_or_a_rate_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_p
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
 @pytest.mark.parametrize(("warmup_steps", "num_steps"), [(0, 1), (0, 7), (3, 7), (7, 7), (9, 7)])
 @pytest.mark.parametrize("floor", [0.0, 0.1])
-def test_the_second_computation_gives_what_training_takes(
-    schedule: str, warmup_steps: int, num_steps: int, floor: float
-) -> None:
+def test_the_second_computation_gives_what_training_takes(schedule, warmup_steps, num_steps, floor):
     changed = {"schedule": schedule, "warmup_steps": warmup_steps, "schedule_floor": floor, "decay_steps": 3}
-    train: dict[str, Any] = PARAMS["train"] | changed
+    train = PARAMS["train"] | changed
     params = Params.model_validate(PARAMS | {"train": train})
     taken = [
         compute_learning_rate(

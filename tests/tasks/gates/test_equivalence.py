@@ -1,37 +1,25 @@
 """The gate on updates that were computed a second time, and what the report shows of them."""
 
 import itertools
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks.gates.equivalence import check_update_equivalence, compute_probability
-from tasks.records.gate import Gate
 from tasks.reporting.collect import collect_results
-from tasks.reporting.results import Results
-from tests.tasks.reporting.comparison import (
-    edit_json,
-    edit_segment,
-    make_checked_update,
-    outputs_of,
-    write_updates,
-)
+from tests.tasks.reporting.comparison import edit_json, edit_segment, make_checked_update, outputs_of, write_updates
 from tests.tasks.reporting.measured import arm, measurement, write_measurement
 
 NAME = "Update equivalence"
 
 
-def results_of(folder: Path, params: dict[str, Any]) -> tuple[Results, Gate]:
+def results_of(folder, params):
     """Return what the report finds, and the gate."""
     results = collect_results(outputs_of(folder, params))
     (gate,) = [gate for gate in results.gates if gate.name == NAME]
     return results, gate
 
 
-def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
+def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(tmp_path, params):
     results, gate = results_of(tmp_path, params)
     assert [(one.cell, one.code) for one in gate.findings] == [("1proc", "passed"), ("2proc", "passed")]
     wanted = {
@@ -45,7 +33,7 @@ def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(
     ]
 
 
-def test_updates_that_are_checked_always_tell_nothing_of_the_others(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_updates_that_are_checked_always_tell_nothing_of_the_others(tmp_path, params):
     # Of 100 steps the first four are checked, three of which by chance.
     for part in ("0-8", "8-16"):
         edit_segment(tmp_path, "2proc", part, num_steps=50)
@@ -55,7 +43,7 @@ def test_updates_that_are_checked_always_tell_nothing_of_the_others(tmp_path: Pa
     assert check_update_equivalence(outputs_of(tmp_path, params), "2proc").outcome == "not checked"
 
 
-def test_a_wrong_update_withholds_the_speedup(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_a_wrong_update_withholds_the_speedup(tmp_path, params):
     checked = [
         make_checked_update(3, verdict="not checked", problem="no disk", compared={}),
         make_checked_update(4, verdict="failed", problem="half the gradient"),
@@ -69,14 +57,14 @@ def test_a_wrong_update_withholds_the_speedup(tmp_path: Path, params: dict[str, 
     assert results.cells[1].is_withheld
 
 
-def test_figures_outrank_their_own_verdict(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_figures_outrank_their_own_verdict(tmp_path, params):
     off = {"gradient": {"difference": 5e-8, "noise_floor": 1e-9, "tolerance": 1e-9, "largest_in": None}}
     write_updates(tmp_path, "2proc", compared=off)
     found = results_of(tmp_path, params)[1].findings[1]
     assert (found.outcome, found.code, found.numbers["wrong"]) == ("failed", "update_differs", 4)
 
 
-def test_a_segment_of_which_nothing_was_checked_is_no_pass(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_a_segment_of_which_nothing_was_checked_is_no_pass(tmp_path, params):
     edit_segment(tmp_path, "2proc", "8-16", checked_updates=[])
     found = results_of(tmp_path, params)[1].findings[1]
     assert (found.outcome, found.code) == ("not checked", "no_update_checked")
@@ -89,9 +77,7 @@ def test_a_segment_of_which_nothing_was_checked_is_no_pass(tmp_path: Path, param
     assert results.equivalence == []
 
 
-def test_what_is_timed_on_other_steps_than_trained_is_checked_on_those_as_well(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
+def test_what_is_timed_on_other_steps_than_trained_is_checked_on_those_as_well(tmp_path, params):
     timed = measurement(arm("1proc", 1), arm("2proc", 2, global_batch_size=8), scaling="weak")
     write_measurement(tmp_path, timed)
     found = results_of(tmp_path, params)[1].findings[1]

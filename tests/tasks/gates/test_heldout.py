@@ -1,8 +1,6 @@
 """Held-out rows are none that was learned from, and what was evaluated is what was trained."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,16 +9,14 @@ from tests.tasks.reporting.comparison import edit_json, outputs_of, write_compar
 
 
 @pytest.mark.parametrize(("num_seen", "verdict"), [(1, "passed"), (2, "failed")])
-def test_held_out_rows_of_other_numbers_that_repeat_what_is_trained_on_are_not_held_out(
-    tmp_path: Path, num_seen: int, verdict: str
-) -> None:
+def test_held_out_rows_of_other_numbers_that_repeat_what_is_trained_on_are_not_held_out(tmp_path, num_seen, verdict):
     params = write_comparison(tmp_path)
     edit_json(tmp_path / "raw" / "manifest.json", num_heldout_rows_seen=num_seen)
     found = check_heldout_rows(outputs_of(tmp_path, params), "2proc")
     assert (found.outcome, found.code) == (verdict, "passed" if verdict == "passed" else "heldout_rows_repeated")
 
 
-def _edit_model(folder: Path, name: str, **changes: Any) -> None:
+def _edit_model(folder, name, **changes):
     file = folder / "evaluation" / "evaluation.json"
     models = json.loads(file.read_text())["models"]
     edit_json(file, models=models | {name: models[name] | changes})
@@ -30,9 +26,7 @@ def _edit_model(folder: Path, name: str, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "code"), [({"rows_digest": "ab" * 32}, "other_heldout_rows"), ({"num_tokens": 15}, "other_tokens")]
 )
-def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(
-    tmp_path: Path, name: str, changes: dict[str, Any], code: str
-) -> None:
+def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(tmp_path, name, changes, code):
     params = write_comparison(tmp_path)
     digest = outputs_of(tmp_path, params).slices["16-20"].manifest.digest
     for model in ("base", *params["cells"]):
@@ -44,7 +38,7 @@ def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(
     assert found.numbers.get("model", name) == name
 
 
-def test_held_out_rows_that_were_cut_at_another_length_fail(tmp_path: Path) -> None:
+def test_held_out_rows_that_were_cut_at_another_length_fail(tmp_path):
     params = write_comparison(tmp_path)
     edit_json(tmp_path / "evaluation" / "evaluation.json", seq_len=64)
     found = check_evaluated_weights(outputs_of(tmp_path, params), "2proc")
@@ -54,9 +48,7 @@ def test_held_out_rows_that_were_cut_at_another_length_fail(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("of_first", "code"), [("03" * 8, "passed"), ("05" * 8, "other_weights"), (None, "epoch_not_evaluated")]
 )
-def test_the_checkpoint_of_each_epoch_is_evaluated_and_held_against_the_end_of_that_epoch(
-    tmp_path: Path, of_first: str | None, code: str
-) -> None:
+def test_the_checkpoint_of_each_epoch_is_evaluated_and_held_against_the_end_of_that_epoch(tmp_path, of_first, code):
     params = write_comparison(tmp_path)
     point = {"epoch": 1, "checkpoint": "a.pt", "loss": 3.5, "num_tokens": 16}
     points = [

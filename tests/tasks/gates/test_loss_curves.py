@@ -1,8 +1,5 @@
 """Whether a loss follows the baseline's, coarsely."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -23,7 +20,7 @@ BASE = np.linspace(4.0, 3.0, 40)
         ([(slice(38, 39), np.nan)], [(17, 40)]),
     ],
 )
-def test_the_mean_of_every_window_may_differ_by_a_tenth(changes: list[Any], windows: list[Any]) -> None:
+def test_the_mean_of_every_window_may_differ_by_a_tenth(changes, windows):
     own = BASE.copy()
     for where, factor in changes:
         own[where] *= factor
@@ -31,18 +28,14 @@ def test_the_mean_of_every_window_may_differ_by_a_tenth(changes: list[Any], wind
     assert [(one.numbers["first"], one.numbers["last"]) for one in found] == windows
 
 
-def test_how_far_curves_are_apart_is_said_and_another_loss_on_held_out_rows_fails(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
+def test_how_far_curves_are_apart_is_said_and_another_loss_on_held_out_rows_fails(tmp_path, params):
     edit_steps(tmp_path, "2proc", loss=3.91)
     outputs = outputs_of(tmp_path, params)
     passed = check_loss_curves(outputs, "2proc")
-    assert passed is not None
     wanted = ("passed", pytest.approx(0.01 / 3.9, rel=1e-2))
     assert (passed.outcome, passed.numbers["largest_relative_difference"]) == wanted
     models = outputs.evaluation.model_dump(mode="json")["models"]
     models["2proc"]["loss"] = 1.3 * models["1proc"]["loss"]
     edit_json(tmp_path / "evaluation" / "evaluation.json", models=models)
     failed = check_loss_curves(outputs_of(tmp_path, params), "2proc")
-    assert failed is not None
     assert (failed.code, failed.numbers["difference"]) == ("heldout_loss_differs", pytest.approx(0.3))

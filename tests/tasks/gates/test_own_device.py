@@ -1,8 +1,5 @@
 """Ranks say themselves what they computed on; two on one GPU or core do not pass by there being enough of them."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tasks.gates.own_device import check_own_device
@@ -10,7 +7,7 @@ from tests.tasks.reporting.blocks import write_blocks
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, write_comparison
 
 
-def cores(*numbers: int, **more: Any) -> dict[str, Any]:
+def cores(*numbers, **more):
     return {"gpu_uuid": None, "cpus": list(numbers), "cpu_quota": None} | more
 
 
@@ -25,9 +22,7 @@ def cores(*numbers: int, **more: Any) -> dict[str, Any]:
         ([{"cpus": None}] * 2, None),
     ],
 )
-def test_cores_that_two_ranks_share_fail(
-    tmp_path: Path, params: dict[str, Any], devices: list[dict[str, Any]], problem: tuple[str, dict[str, Any]] | None
-) -> None:
+def test_cores_that_two_ranks_share_fail(tmp_path, params, devices, problem):
     edit_segment(tmp_path, "2proc", "8-16", rank_devices=devices)
     found = check_own_device(outputs_of(tmp_path, params), "2proc")
     code, numbers = problem or ("passed", {"needed": 2, "there": 2})
@@ -36,7 +31,7 @@ def test_cores_that_two_ranks_share_fail(
     assert check_own_device(outputs_of(tmp_path, params), "1proc").outcome == "passed"
 
 
-def test_two_ranks_on_one_gpu_fail_though_there_are_two(tmp_path: Path) -> None:
+def test_two_ranks_on_one_gpu_fail_though_there_are_two(tmp_path):
     params = write_comparison(tmp_path, device="cuda")
     edit_json(tmp_path / "machine.json", gpus=[{"name": "T4", "memory_gib": 15.0}] * 2)
     edit_segment(tmp_path, "2proc", rank_devices=[{"gpu_uuid": "aa"}, {"gpu_uuid": "bb"}])
@@ -47,7 +42,7 @@ def test_two_ranks_on_one_gpu_fail_though_there_are_two(tmp_path: Path) -> None:
     assert (found.code, found.numbers["gpu"]) == ("one_gpu", "aa")
 
 
-def test_ranks_that_shared_a_core_while_they_were_timed_fail_as_well(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_ranks_that_shared_a_core_while_they_were_timed_fail_as_well(tmp_path, params):
     write_blocks(tmp_path, devices_of_starts={"2proc": [[cores(0), cores(1)], [cores(1), cores(1)]]})
     found = check_own_device(outputs_of(tmp_path, params), "2proc")
     assert (found.code, found.numbers["where"]) == ("too_few_cores", "2proc, timed blocks of launch 2")

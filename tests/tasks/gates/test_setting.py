@@ -1,13 +1,10 @@
 """What a cell trained with is compared, and printed, from its own records."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_audit.process.wording import Reason
 from tasks.gates.setting import find_setting_problems
 from tasks.reporting.collect import collect_results
 from tests.tasks.reporting.blocks import RANGES, write_blocks
@@ -17,27 +14,27 @@ from tests.tasks.reporting.rendered import line_of
 Setting = dict[str, Any]
 
 
-def _changed(setting: Setting, section: str, **changes: Any) -> Setting:
+def _changed(setting, section, **changes):
     return setting | {section: setting[section] | changes}
 
 
-def _find(folder: Path, params: dict[str, Any], cell: str = "2proc") -> list[Reason]:
+def _find(folder, params, cell="2proc"):
     return find_setting_problems(outputs_of(folder, params), cell)
 
 
-def _has(found: Sequence[Reason], code: str, /, **numbers: Any) -> bool:
+def _has(found, code, /, **numbers):
     """Return whether one of them is this one; `at`: a part of where it was seen."""
     at = numbers.pop("at", "")
     return any(one.code == code and at in one.sentence and one.numbers.items() >= numbers.items() for one in found)
 
 
-def test_a_smaller_micro_batch_for_want_of_memory_is_the_same_work(params: dict[str, Any], tmp_path: Path) -> None:
+def test_a_smaller_micro_batch_for_want_of_memory_is_the_same_work(params, tmp_path):
     first = setting_of(params)
     edit_segment(tmp_path, "2proc", settings=[first, _changed(first, "train", micro_batch_size=2)])
     assert _find(tmp_path, params) == []
 
 
-def test_what_was_not_recorded_does_not_pass(params: dict[str, Any], tmp_path: Path) -> None:
+def test_what_was_not_recorded_does_not_pass(params, tmp_path):
     write_blocks(tmp_path, settings={"1proc": [setting_of(params)]})
     assert [one.code for one in _find(tmp_path, params)] == ["no_record"]
     write_blocks(tmp_path)
@@ -45,9 +42,7 @@ def test_what_was_not_recorded_does_not_pass(params: dict[str, Any], tmp_path: P
     assert [one.code for one in _find(tmp_path, params)] == ["no_record"]
 
 
-def test_a_record_that_is_not_what_params_yaml_says_fails_and_the_report_prints_the_record(
-    params: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_record_that_is_not_what_params_yaml_says_fails_and_the_report_prints_the_record(params, tmp_path):
     lora = {"kind": "lora", "rank": 16, "alpha": 32.0, "targets": ["q_proj", "v_proj"], "base": "nf4"}
     recorded = setting_of(params)["train"] | {"epochs": 1, "adapter": lora}
     edit_json(tmp_path / "runs/1proc/run.json", train=recorded)
@@ -62,7 +57,7 @@ def test_a_record_that_is_not_what_params_yaml_says_fails_and_the_report_prints_
     assert all(one in work for one in ("seed 0", "rank 16", "alpha 32", "q_proj, v_proj", "nf4"))
 
 
-def test_a_run_whose_segments_are_not_of_its_own_values_is_found(params: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_whose_segments_are_not_of_its_own_values_is_found(params, tmp_path):
     kept = {"epochs": 1, "watchdog_seconds": 60.0, "emulated_bf16": False, "loss_chunk_rows": None}
     record = setting_of(params)["train"] | kept
     for cell in params["cells"]:
@@ -71,9 +66,7 @@ def test_a_run_whose_segments_are_not_of_its_own_values_is_found(params: dict[st
     assert _has(found, "other_value", at="1proc 0-8 epoch 1", name="seed", found=0, expected=7)
 
 
-def test_a_cell_whose_timed_processes_have_another_priority_than_the_baselines_fails(
-    params: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_cell_whose_timed_processes_have_another_priority_than_the_baselines_fails(params, tmp_path):
     normal, nice = (setting_of(params) | {"priority": {"niceness": value, "policy": 0}} for value in (0, 15))
     # All alike is fine, whatever the priority of the training was.
     write_blocks(tmp_path, settings={"1proc": [nice], "2proc": [nice]})
@@ -90,17 +83,13 @@ def test_a_cell_whose_timed_processes_have_another_priority_than_the_baselines_f
         ("machine_digest", "other_machine"),
     ],
 )
-def test_a_measurement_of_something_else_than_was_trained_fails(
-    name: str, code: str, params: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_measurement_of_something_else_than_was_trained_fails(name, code, params, tmp_path):
     write_blocks(tmp_path, **{name: 7 if name == "numerics_version" else "0ther"})
     for cell in params["cells"]:
         assert [one.code for one in _find(tmp_path, params, cell)] == [code]
 
 
-def test_a_larger_batch_is_what_weak_scaling_asks_for_and_nothing_else_may_differ(
-    params: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_larger_batch_is_what_weak_scaling_asks_for_and_nothing_else_may_differ(params, tmp_path):
     right, larger = setting_of(params), {"global_batch_size": 8}
     weak = _changed(right, "train", **larger)
     write_blocks(tmp_path, of_2proc=larger, settings={"1proc": [right], "2proc": [weak]})
@@ -110,9 +99,7 @@ def test_a_larger_batch_is_what_weak_scaling_asks_for_and_nothing_else_may_diffe
 
 
 @pytest.mark.parametrize("changed", [{"packages": {"deepspeed": "1.1"}}, {"options": {"stage": 3}}])
-def test_cells_may_differ_in_versions_and_options_and_starts_of_one_cell_may_not(
-    changed: Setting, params: dict[str, Any], tmp_path: Path
-) -> None:
+def test_cells_may_differ_in_versions_and_options_and_starts_of_one_cell_may_not(changed, params, tmp_path):
     """A launch that went on after `pip install`, and blocks that were timed before it."""
     first = setting_of(params)
     right = first | {"packages": {"deepspeed": "1.0"}, "options": {"stage": 1}}
@@ -130,7 +117,7 @@ def test_cells_may_differ_in_versions_and_options_and_starts_of_one_cell_may_not
     assert _has(_find(tmp_path, params), "other_value", at="2proc 8-16 epoch 1", **other)
 
 
-def test_blocks_and_trainings_of_other_rows_of_the_same_numbers_fail(params: dict[str, Any], tmp_path: Path) -> None:
+def test_blocks_and_trainings_of_other_rows_of_the_same_numbers_fail(params, tmp_path):
     held = {part: json.loads((tmp_path / f"slices/{part}/manifest.json").read_text())["digest"] for part in RANGES}
     write_blocks(tmp_path, rows_digests=held | {RANGES[0]: "ab" * 32, "0-99": "ab" * 32})
     found = _find(tmp_path, params)
@@ -147,7 +134,7 @@ def test_blocks_and_trainings_of_other_rows_of_the_same_numbers_fail(params: dic
 DEBIANS, OWN = ({"sitecustomize": digit * 64, "usercustomize": None} for digit in "ab")
 
 
-def _judge_starts(folder: Path, params: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> list[Reason]:
+def _judge_starts(folder, params, first, second):
     """Return what is found of 2proc where the trainings of the cells ran this on these machines."""
     for cell, machines in (("1proc", first), ("2proc", second)):
         for part in params["ranges"]:
@@ -165,14 +152,12 @@ def _judge_starts(folder: Path, params: dict[str, Any], first: dict[str, Any], s
         ({"first": DEBIANS}, {"renamed": OWN}, {"renamed"}),
     ],
 )
-def test_what_python_ran_at_its_start_is_held_machine_by_machine(
-    params: dict[str, Any], tmp_path: Path, first: Any, second: Any, machines: set[str]
-) -> None:
+def test_what_python_ran_at_its_start_is_held_machine_by_machine(params, tmp_path, first, second, machines):
     found = _judge_starts(tmp_path, params, first, second)
     assert {(one.code, one.numbers["machine"]) for one in found} == {("other_start", machine) for machine in machines}
 
 
-def test_a_machine_without_the_baseline_is_held_between_the_others_and_both_fail(tmp_path: Path) -> None:
+def test_a_machine_without_the_baseline_is_held_between_the_others_and_both_fail(tmp_path):
     """Which of the two ran what it should not have nobody knows."""
     cells = PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}
     seconds = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4], "4proc": [2.5, 1.5]}
@@ -185,9 +170,7 @@ def test_a_machine_without_the_baseline_is_held_between_the_others_and_both_fail
     assert _find(tmp_path, params, "1proc") == []
 
 
-def test_starts_of_one_cell_that_differ_on_a_machine_fail_and_so_does_one_without_a_record(
-    params: dict[str, Any], tmp_path: Path
-) -> None:
+def test_starts_of_one_cell_that_differ_on_a_machine_fail_and_so_does_one_without_a_record(params, tmp_path):
     first, both = {"first": DEBIANS}, {"first": DEBIANS, "second": OWN}
     other = setting_of(params) | {"run_at_start": {"first": DEBIANS, "second": DEBIANS}}
     assert _judge_starts(tmp_path, params, first, both) == []

@@ -2,37 +2,29 @@
 
 import copy
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from ddp_audit.process.findings import Finding
 from tasks.gates.work_of_blocks import check_block_work
-from tasks.records.blocks import ArmBlocks
 from tests.tasks.reporting.blocks import arm_blocks, block, write_blocks
 from tests.tasks.reporting.comparison import NUM_PARAMETERS, outputs_of, rows_in_order
 from tests.tasks.reporting.measured import measurement
 from training.record.ledger_file import digest_rows
 
 
-def judged(folder: Path, params: dict[str, Any], cell: str) -> Finding:
-    found = check_block_work(outputs_of(folder, params), cell)
-    assert found is not None
-    return found
+def judged(folder, params, cell):
+    return check_block_work(outputs_of(folder, params), cell)
 
 
-def test_blocks_that_did_the_work_pass_in_every_cell(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_blocks_that_did_the_work_pass_in_every_cell(tmp_path, params):
     write_blocks(tmp_path)
     for cell, num_blocks in (("1proc", 40), ("2proc", 80)):
         found = judged(tmp_path, params, cell)
         assert (found.outcome, found.numbers["blocks"]) == ("passed", num_blocks), found.compared
 
 
-def test_a_measurement_without_blocks_is_not_checked_and_none_at_all_says_nothing(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
+def test_a_measurement_without_blocks_is_not_checked_and_none_at_all_says_nothing(tmp_path, params):
     assert check_block_work(outputs_of(tmp_path, params), "2proc") is None
     measurement().write(tmp_path / "measurements")
     assert judged(tmp_path, params, "2proc").outcome == "not checked"
@@ -63,8 +55,8 @@ LOSS = float(block("2proc", 3).loss_sum or 0)
     ],
 )
 def test_a_block_that_did_something_else_fails_its_cell_and_one_of_several_ranks_that_alone(
-    tmp_path: Path, params: dict[str, Any], name: str, changes: dict[str, Any], code: str, numbers: dict[str, Any]
-) -> None:
+    tmp_path, params, name, changes, code, numbers
+):
     one = arm_blocks(name, **changes) if "turn_of" not in changes else arm_blocks(name)
     if "turn_of" in changes:
         one.blocks[0] = one.blocks[0].model_copy(update={"turn": changes["turn_of"]})
@@ -77,9 +69,7 @@ def test_a_block_that_did_something_else_fails_its_cell_and_one_of_several_ranks
         assert judged(tmp_path, params, "1proc").outcome == "passed"
 
 
-def test_gradients_in_16_bit_have_half_the_bytes_where_torch_recorded_them(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
+def test_gradients_in_16_bit_have_half_the_bytes_where_torch_recorded_them(tmp_path, params):
     write_blocks(tmp_path, arm_blocks("2proc", turn=None, exchange_bytes=None))
     assert judged(tmp_path, params, "2proc").outcome == "passed"
     params = copy.deepcopy(params)
@@ -99,9 +89,7 @@ def test_gradients_in_16_bit_have_half_the_bytes_where_torch_recorded_them(
         ({"num_micro_batches": 16, "grad_norm_sum": 2.6}, "other_gradient"),
     ],
 )
-def test_where_ranks_normalise_together_each_has_a_part_of_the_baselines_micro_batch(
-    tmp_path: Path, params: dict[str, Any], changes: dict[str, Any], code: str
-) -> None:
+def test_where_ranks_normalise_together_each_has_a_part_of_the_baselines_micro_batch(tmp_path, params, changes, code):
     silent = arm_blocks("2proc, no communication", turn=None, num_micro_batches=16)
     write_blocks(tmp_path, arm_blocks("2proc", turn=None, **changes), silent)
     outputs = outputs_of(tmp_path, params)
@@ -110,14 +98,13 @@ def test_where_ranks_normalise_together_each_has_a_part_of_the_baselines_micro_b
     model = told.model.model_copy(update={"norm": "sync_batch"})
     told = told.model_copy(update={"model": model, "cells": {**told.cells, "1proc": first}})
     found = check_block_work(replace(outputs, params=told), "2proc")
-    assert found is not None
     assert found.code == code
 
 
-def _write_weak(folder: Path, **changes: Any) -> None:
+def _write_weak(folder, **changes):
     """Write blocks in which 2proc has one step of 8 samples, the whole of a range, where 1proc has one of 4."""
 
-    def widen(one: ArmBlocks) -> ArmBlocks:
+    def widen(one):
         blocks = []
         for found in one.blocks:
             rows = np.array(rows_in_order(found.range))
@@ -136,9 +123,7 @@ def _write_weak(folder: Path, **changes: Any) -> None:
     write_blocks(folder, widen(arm_blocks("2proc")), widen(silent), alone, of_2proc={"global_batch_size": 8})
 
 
-def test_in_weak_scaling_a_step_has_the_rows_of_as_many_samples_in_the_order_of_the_training(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
+def test_in_weak_scaling_a_step_has_the_rows_of_as_many_samples_in_the_order_of_the_training(tmp_path, params):
     _write_weak(tmp_path)
     told = judged(tmp_path, params, "2proc")
     assert told.outcome == "passed", told.compared

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from tasks.machine.gpu_meter import GpuFigures, GpuMeter, Reading, compute_gpu_figures
+from tasks.machine.gpu_meter import GpuMeter, Reading, compute_gpu_figures
 from training.process.heartbeat import call_every
 
 
-def reading(at: float, *, energy: float | None = None, power: float | None = 100.0) -> Reading:
+def reading(at, *, energy=None, power=100.0):
     return Reading(at=at, utilisation=at / 10, power_watts=power, energy_joules=energy, memory_gib=1.0 + at)
 
 
-def figures(readings: list[Reading]) -> GpuFigures:
+def figures(readings):
     return compute_gpu_figures(readings)
 
 
@@ -27,9 +27,7 @@ def figures(readings: list[Reading]) -> GpuFigures:
         ([(0.0, 9000.0, 100.0), (2.0, 10.0, 100.0)], 200.0, 100.0),
     ],
 )
-def test_energy_is_what_the_counter_rose_by_or_the_power_integrated(
-    readings: list[tuple[float, float | None, float]], joules: float, watts: float
-) -> None:
+def test_energy_is_what_the_counter_rose_by_or_the_power_integrated(readings, joules, watts):
     found = figures([reading(at, energy=energy, power=power) for at, energy, power in readings])
     assert (found.energy_joules, found.power_watts) == (pytest.approx(joules), pytest.approx(watts))
     assert found.utilisation == pytest.approx(sum(at for at, *_ in readings) / 10 / len(readings))
@@ -39,11 +37,11 @@ def test_energy_is_what_the_counter_rose_by_or_the_power_integrated(
 class Recorded:
     """A GPU that draws 50 W by its counter; says when it has been read a few times."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._count = itertools.count(1)
         self.is_read_often = threading.Event()
 
-    def __call__(self) -> Reading:
+    def __call__(self):
         number, at = next(self._count), time.perf_counter()
         # A stall of this process lets the other thread read a few times more in any span.
         if number >= 30:
@@ -51,7 +49,7 @@ class Recorded:
         return Reading(at=at, utilisation=0.5, power_watts=None, energy_joules=50 * at, memory_gib=float(number))
 
 
-def test_a_span_has_the_readings_of_its_own_time_from_one_thread() -> None:
+def test_a_span_has_the_readings_of_its_own_time_from_one_thread():
     gpus = [Recorded(), Recorded()]
     meter = GpuMeter(gpus)
     before = threading.active_count()
@@ -69,7 +67,7 @@ def test_a_span_has_the_readings_of_its_own_time_from_one_thread() -> None:
     assert (second.gpus[0].energy_joules or 0) < (first.gpus[0].energy_joules or 0)
 
 
-def test_clocks_and_what_holds_them_down_are_told_and_processes_are_counted() -> None:
+def test_clocks_and_what_holds_them_down_are_told_and_processes_are_counted():
     readings = [
         Reading(
             at=float(at), utilisation=1.0, power_watts=300.0, energy_joules=None, memory_gib=1.0, clock_mhz=clock,

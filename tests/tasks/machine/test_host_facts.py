@@ -1,7 +1,5 @@
 """What is read from Linux's own files: written here as other machines have them."""
 
-from pathlib import Path
-
 import psutil
 import pytest
 
@@ -18,16 +16,16 @@ from tasks.machine.host_facts import (
 
 
 @pytest.fixture(autouse=True)
-def files_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def files_of_another_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(host_facts, "_ROOT", tmp_path)
 
 
-def put(root: Path, path: str, text: str) -> None:
+def put(root, path, text):
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text(text + "\n")
 
 
-def test_hyper_threads_of_one_core_are_one_physical_core(tmp_path: Path) -> None:
+def test_hyper_threads_of_one_core_are_one_physical_core(tmp_path):
     for cpu, siblings in enumerate(("0,4", "1,5", "2,6", "3,7") * 2):
         put(tmp_path, f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list", siblings)
     assert count_physical_cores([0, 1, 2, 3]) == 4
@@ -36,7 +34,7 @@ def test_hyper_threads_of_one_core_are_one_physical_core(tmp_path: Path) -> None
     assert count_physical_cores([8]) is None
 
 
-def test_a_virtual_machines_cores_are_not_taken_on_trust(tmp_path: Path) -> None:
+def test_a_virtual_machines_cores_are_not_taken_on_trust(tmp_path):
     put(tmp_path, "proc/cpuinfo", "processor : 0\nflags : fpu vme hypervisor lahf_lm")
     assert is_virtual_machine()
     assert check_siblings(2, 2, is_virtual=True).verdict == "not checked"
@@ -46,7 +44,7 @@ def test_a_virtual_machines_cores_are_not_taken_on_trust(tmp_path: Path) -> None
     assert not is_virtual_machine()
 
 
-def test_the_tightest_quota_of_nested_control_groups_counts(tmp_path: Path) -> None:
+def test_the_tightest_quota_of_nested_control_groups_counts(tmp_path):
     put(tmp_path, "proc/self/cgroup", "0::/kubepods/pod7")
     assert read_cpu_quota() is None
     put(tmp_path, "sys/fs/cgroup/kubepods/pod7/cpu.max", "max 100000")
@@ -57,7 +55,7 @@ def test_the_tightest_quota_of_nested_control_groups_counts(tmp_path: Path) -> N
     assert read_cpu_quota() == 1.5
 
 
-def test_the_quota_of_version_1_is_read_too(tmp_path: Path) -> None:
+def test_the_quota_of_version_1_is_read_too(tmp_path):
     put(tmp_path, "proc/self/cgroup", "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/")
     # Inside a container the folder of the host's path is not there, its content is mounted on top.
     top = "sys/fs/cgroup/cpu,cpuacct"
@@ -68,7 +66,7 @@ def test_the_quota_of_version_1_is_read_too(tmp_path: Path) -> None:
     assert read_cpu_quota() == 0.5
 
 
-def test_the_control_groups_memory_counts_without_its_cache(tmp_path: Path) -> None:
+def test_the_control_groups_memory_counts_without_its_cache(tmp_path):
     put(tmp_path, "proc/self/cgroup", "0::/box")
     machine, whose = read_free_memory_bytes()
     assert whose == "of the machine"
@@ -81,7 +79,7 @@ def test_the_control_groups_memory_counts_without_its_cache(tmp_path: Path) -> N
     assert read_free_memory_bytes()[1] == "of the machine"
 
 
-def test_governor_cap_and_throttling_are_read(tmp_path: Path) -> None:
+def test_governor_cap_and_throttling_are_read(tmp_path):
     for cpu, count in ((0, "3"), (1, "4")):
         folder = f"sys/devices/system/cpu/cpu{cpu}"
         put(tmp_path, f"{folder}/cpufreq/scaling_governor", "powersave")
@@ -97,12 +95,12 @@ def test_governor_cap_and_throttling_are_read(tmp_path: Path) -> None:
     assert check_frequency(nothing, nothing, is_on_battery=True).verdict == "warning"
 
 
-def frequency(governor: str, *, driver: str = "acpi-cpufreq", cap: float = 1.0, throttled: int = 5) -> CpuFrequency:
+def frequency(governor, *, driver="acpi-cpufreq", cap=1.0, throttled=5):
     return CpuFrequency(governors=(governor,), driver=driver, capped_to=cap, num_throttled=throttled)
 
 
-def test_a_clock_that_is_held_down_is_a_warning() -> None:
-    def verdict(after: CpuFrequency) -> str:
+def test_a_clock_that_is_held_down_is_a_warning():
+    def verdict(after):
         return check_frequency(frequency("performance"), after, is_on_battery=False).verdict
 
     assert verdict(frequency("performance")) == "ok"

@@ -2,20 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tasks.machine import torch_facts
 from tasks.machine.torch_facts import TorchFacts, fetch_torch_facts
-from tasks.machine.usable_gpus import (
-    explain_order,
-    explain_slow,
-    explain_too_few,
-    explain_unfit,
-    has_code_for,
-)
+from tasks.machine.usable_gpus import explain_order, explain_slow, explain_too_few, explain_unfit, has_code_for
 from tasks.params import Params
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.records.facts import GpuFacts
@@ -29,36 +22,36 @@ CUDA_13 = TorchFacts(
 """As the wheel of this torch has it."""
 
 
-def make_gpu(name: str, capability: str | None) -> GpuFacts:
+def make_gpu(name, capability):
     return GpuFacts(name=name, memory_gib=15.0, compute_capability=capability)
 
 
 T4, V100, H100 = make_gpu("Tesla T4", "7.5"), make_gpu("Tesla V100-SXM2-16GB", "7.0"), make_gpu("NVIDIA H100", "9.0")
 
 
-def make_params(**train: Any) -> Params:
-    raw: Any = read_strict_yaml(PROJECT / "presets" / "qwen2-arxiv.yaml")
+def make_params(**train):
+    raw = read_strict_yaml(PROJECT / "presets" / "qwen2-arxiv.yaml")
     return Params.model_validate({**raw, "train": {**raw["train"], "compile": False, **train}})
 
 
-def explain(*gpus: GpuFacts, facts: TorchFacts = CUDA_13, driver_cuda: int | None = 13020) -> str:
+def explain(*gpus, facts=CUDA_13, driver_cuda=13020):
     return explain_unfit(gpus, facts, driver="580.65.06", driver_cuda=driver_cuda) or ""
 
 
 @pytest.mark.parametrize("gpu", [T4, H100, make_gpu("NVIDIA GeForce RTX 4090", "8.9"), make_gpu("unknown", None)])
-def test_gpus_that_torch_has_code_for_are_taken(gpu: GpuFacts) -> None:
+def test_gpus_that_torch_has_code_for_are_taken(gpu):
     assert explain(gpu) == ""
     # Any CUDA of one major version runs on the drivers of another of that version.
     assert explain(gpu, driver_cuda=13000) == explain(gpu, driver_cuda=None) == ""
 
 
-def test_a_driver_too_old_for_the_build_is_said_with_what_it_needs() -> None:
+def test_a_driver_too_old_for_the_build_is_said_with_what_it_needs():
     found = explain(T4, driver_cuda=12040)
     assert all(figure in found for figure in ("580.65.06", "CUDA 12.4", "CUDA 13.2", "580 or later"))
     assert explain(T4, driver_cuda=12040, facts=CUDA_13.model_copy(update={"cuda": "12.8"})) == ""
 
 
-def test_a_gpu_without_code_in_the_build_is_named_with_what_there_is_code_for() -> None:
+def test_a_gpu_without_code_in_the_build_is_named_with_what_there_is_code_for():
     found = explain(T4, V100)
     assert all(figure in found for figure in (V100.name, "7.0", "sm_75, sm_80", "CUDA_VISIBLE_DEVICES"))
 
@@ -76,18 +69,16 @@ def test_a_gpu_without_code_in_the_build_is_named_with_what_there_is_code_for() 
         ((12, 0), ["sm_100", "compute_100a"], False),
     ],
 )
-def test_machine_code_runs_on_its_own_generation_and_what_is_translated_on_later_ones(
-    capability: tuple[int, int], arch_list: list[str], runs: bool
-) -> None:
+def test_machine_code_runs_on_its_own_generation_and_what_is_translated_on_later_ones(capability, arch_list, runs):
     assert has_code_for(capability, arch_list) is runs
 
 
-def test_a_build_for_cpus_on_a_machine_with_a_gpu_is_refused() -> None:
+def test_a_build_for_cpus_on_a_machine_with_a_gpu_is_refused():
     found = explain(H100, facts=TorchFacts(version="2.15.0+cpu", cuda=None, arch_list=(), num_gpus=0, problem=None))
     assert all(figure in found for figure in ("2.15.0+cpu", "built for CPUs", H100.name))
 
 
-def test_gpus_of_several_kinds_have_to_be_numbered_as_the_driver_does() -> None:
+def test_gpus_of_several_kinds_have_to_be_numbered_as_the_driver_does():
     names = ["NVIDIA GeForce GT 1030", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"]
     for environment in ({}, {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}):
         found = explain_order(names, environment) or ""
@@ -107,9 +98,9 @@ def test_gpus_of_several_kinds_have_to_be_numbered_as_the_driver_does() -> None:
         ({"num_nodes": 2, "launcher": "ray"}, 1, []),
     ],
 )
-def test_more_ranks_than_gpus_are_told_by_machine(cell: dict[str, Any], num_there: int, words: list[str]) -> None:
+def test_more_ranks_than_gpus_are_told_by_machine(cell, num_there, words):
     cells = {"first": {"strategy": "single", "world_size": 1}, "other": {"strategy": "ddp", "world_size": 2, **cell}}
-    raw: Any = read_strict_yaml(PROJECT / "presets" / "qwen2-arxiv.yaml")
+    raw = read_strict_yaml(PROJECT / "presets" / "qwen2-arxiv.yaml")
     params = Params.model_validate({**raw, "cells": cells, "ray": {"address": "auto"}})
     machine = MachineFile.model_construct(gpus=[H100], num_gpus=1)
     found = explain_too_few(params, machine, num_there=num_there, is_slice=False)
@@ -117,7 +108,7 @@ def test_more_ranks_than_gpus_are_told_by_machine(cell: dict[str, Any], num_ther
     assert [word for word in words if word not in str(found)] == []
 
 
-def test_bf16_before_ampere_is_refused_unless_it_is_asked_for() -> None:
+def test_bf16_before_ampere_is_refused_unless_it_is_asked_for():
     found = explain_slow(make_params(), [H100, T4]) or ""
     assert all(word in found for word in ("train.precision: bf16", T4.name, "7.5", "train.emulated_bf16: true"))
     assert explain_slow(make_params(emulated_bf16=True), [T4]) is None
@@ -126,7 +117,7 @@ def test_bf16_before_ampere_is_refused_unless_it_is_asked_for() -> None:
     assert explain_slow(make_params(), [make_gpu("unknown", None)]) is None
 
 
-def test_compiled_packs_are_refused_where_their_documents_run_one_by_one() -> None:
+def test_compiled_packs_are_refused_where_their_documents_run_one_by_one():
     assert T4.name in (explain_slow(make_params(precision="fp16", compile=True), [T4]) or "")
     assert "in fp32" in (explain_slow(make_params(precision="fp32", compile=True), [H100]) or "")
     assert explain_slow(make_params(compile=True), [H100]) is None
@@ -134,9 +125,7 @@ def test_compiled_packs_are_refused_where_their_documents_run_one_by_one() -> No
 
 
 @pytest.mark.slow
-def test_torch_is_asked_in_a_process_of_its_own_and_once_for_a_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_is_asked_in_a_process_of_its_own_and_once_for_a_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     monkeypatch.chdir(tmp_path)
     found = fetch_torch_facts("machine")

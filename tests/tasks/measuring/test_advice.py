@@ -1,9 +1,7 @@
 """Which changes of params.yaml are worth trying on a cell, and how they are written there."""
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
@@ -17,23 +15,18 @@ from tests.tasks.reporting.comparison import PARAMS
 from training.strategies import Knob
 
 
-def _params(*, options: dict[str, Any] | None = None, **train: Any) -> Params:
+def _params(*, options=None, **train):
     cells = {name: dict(cell) for name, cell in PARAMS["cells"].items()}
     cells["2proc"]["options"] = options or {}
     return Params.model_validate(PARAMS | {"train": PARAMS["train"] | train, "cells": cells})
 
 
-def _keys(params: Params, cell: str = "2proc", **changes: Any) -> list[str]:
-    asked: dict[str, Any] = {
-        "device": "cpu",
-        "exchange": {"bucket_bytes": [4 * 2**20]},
-        "can": ["packing"],
-        **changes,
-    }
+def _keys(params, cell="2proc", **changes):
+    asked = {"device": "cpu", "exchange": {"bucket_bytes": [4 * 2**20]}, "can": ["packing"], **changes}
     return [knob.key for knob in list_knobs(params, cell, **asked)]
 
 
-def test_levers_are_tried_where_the_cell_and_its_model_make_them_possible() -> None:
+def test_levers_are_tried_where_the_cell_and_its_model_make_them_possible():
     keys = _keys(_params())
     assert "options.gradient_hook" in keys
     assert "train.packing" in keys
@@ -46,7 +39,7 @@ def test_levers_are_tried_where_the_cell_and_its_model_make_them_possible() -> N
     assert not any(key.startswith("options.") for key in _keys(_params(), cell="1proc"))
 
 
-def test_16_bit_and_compiled_layers_are_tried_on_gpus_only() -> None:
+def test_16_bit_and_compiled_layers_are_tried_on_gpus_only():
     both = {"train.compile", "train.precision"}
     assert not both & set(_keys(_params()))
     keys = _keys(_params(), device="cuda")
@@ -63,13 +56,9 @@ def test_16_bit_and_compiled_layers_are_tried_on_gpus_only() -> None:
 
 
 @pytest.mark.parametrize("train", [{}, {"packing": True, "precision": "bf16"}], ids=str)
-def test_every_change_is_written_so_that_params_yaml_takes_it(train: dict[str, Any]) -> None:
+def test_every_change_is_written_so_that_params_yaml_takes_it(train):
     params = _params(options={"bucket_view": False}, **train)
-    asked: dict[str, Any] = {
-        "device": "cuda",
-        "exchange": {"bucket_bytes": [40 * 2**20, 2 * 2**20]},
-        "can": ["packing"],
-    }
+    asked = {"device": "cuda", "exchange": {"bucket_bytes": [40 * 2**20, 2 * 2**20]}, "can": ["packing"]}
     for knob in list_knobs(params, "2proc", **asked):
         patch = yaml.safe_load(format_patch([knob], "2proc"))
         changes = patch.get("train", {})
@@ -85,10 +74,10 @@ def test_every_change_is_written_so_that_params_yaml_takes_it(train: dict[str, A
 class _ChangedSteps:
     """Two ranks of a noisy machine, whose step is faster by what each change gains."""
 
-    def __init__(self, machine: NoisyMachine, gains: Mapping[str, float]) -> None:
+    def __init__(self, machine, gains):
         self._machine, self._gains = machine, gains
 
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], timed_turns: TimedTurns) -> None:
+    def run_turn(self, arms, order, timed_turns):
         ran = TimedTurns()
         # Every arm is in the place of the two ranks, the second of the machine's.
         for name in next(order):
@@ -107,17 +96,16 @@ class _ChangedSteps:
     ],
 )
 def test_a_change_that_helps_is_recommended_in_the_time_for_advice_and_one_that_does_nothing_is_not(
-    trouble: Trouble, seconds: float, error_rate: float, gain: float, num_seeds: int, least: float, most: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    trouble, seconds, error_rate, gain, num_seeds, least, most, monkeypatch
+):
     cell = Cell(name="2proc", strategy="ddp", world_size=2, global_batch_size=4)
     knob, other = (Knob(key=key, change=key, overrides={key: 2}) for key in ("train.packing", "train.compile"))
     num_clear = 0
     for seed in range(num_seeds):
         machine = NoisyMachine(trouble, 1.5, seed)
         monkeypatch.setattr("tasks.measuring.advice.time", SimpleNamespace(perf_counter=lambda now=machine: now.now))
-        bench: Any = _ChangedSteps(machine, {f"2proc, {knob.change}": gain})
-        comparison: Any = SimpleNamespace(seed=seed, most_share=0.05)
+        bench = _ChangedSteps(machine, {f"2proc, {knob.change}": gain})
+        comparison = SimpleNamespace(seed=seed, most_share=0.05)
         trying = _Trying(cell, comparison, bench, error_rate=error_rate)
         sets = [[knob], [other]] if gain > 1 else [[knob]]
         found = trying._time_sets(sets, deadline=machine.now + seconds)

@@ -1,8 +1,5 @@
 """What a rank holds beside an adapter, against the memory that torch counts in a rehearsed step."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tasks.measuring.session import count_beside_adapter
@@ -16,9 +13,7 @@ from training.workloads import causal_lm
 
 
 @pytest.mark.parametrize("base", ["nf4", None])
-def test_beside_an_adapter_weights_moments_and_gradient_are_those_of_a_rehearsed_step(
-    base: Any, tmp_path: Path
-) -> None:
+def test_beside_an_adapter_weights_moments_and_gradient_are_those_of_a_rehearsed_step(base, tmp_path):
     skip_without("peft")
     skip_without("bitsandbytes")
     # As in small true models, the embedding is most of it, which no base rounds.
@@ -44,7 +39,7 @@ def test_beside_an_adapter_weights_moments_and_gradient_are_those_of_a_rehearsed
     assert on_host.shared == 4 * num_parameters + 3 * held.of_variant
 
 
-def test_layers_that_the_model_has_not_are_said_before_a_rank_starts(tmp_path: Path) -> None:
+def test_layers_that_the_model_has_not_are_said_before_a_rank_starts(tmp_path):
     adapter = LoraParams(rank=4, alpha=8.0, targets=["query"])
     with pytest.raises(ConfigurationError, match="got query, of which Qwen2ForCausalLM has no linear layer"):
         count_beside_adapter(

@@ -18,8 +18,6 @@ SIZES = [2.0**power for power in range(16, 30)]
         ([4.0], [2.0], 0.0, 0.5),
     ],
 )
-def test_a_sweep_has_a_latency_and_seconds_per_byte_neither_below_0(
-    sizes: list[float], seconds: list[float], latency: float, per_byte: float | None
-) -> None:
+def test_a_sweep_has_a_latency_and_seconds_per_byte_neither_below_0(sizes, seconds, latency, per_byte):
     found = fit_line(sizes, seconds)
     assert found == (pytest.approx(latency, rel=1e-3), pytest.approx(found[1] if per_byte is None else per_byte))

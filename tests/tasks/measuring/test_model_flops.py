@@ -1,13 +1,11 @@
 """The operations of a model, by hand and as torch counts them; the peaks they are held against."""
 
-from typing import Any
-
 import pytest
 
 from tasks.machine.gpu_facts import find_peak_tflops
 from tasks.measuring.model_flops import ModelShape, find_model_shape
 
-QWEN2_05B: dict[str, Any] = {
+QWEN2_05B = {
     "model_type": "qwen2",
     "hidden_size": 896,
     "intermediate_size": 4864,
@@ -22,26 +20,26 @@ QWEN2_05B: dict[str, Any] = {
 """What decides the operations of Qwen/Qwen2-0.5B-Instruct."""
 
 
-def shape_of(config: dict[str, Any]) -> ModelShape:
+def shape_of(config):
     shape, problem = find_model_shape(config)
     assert shape is not None, problem
     return shape
 
 
-def test_qwen2_05b_has_the_known_number_of_weights() -> None:
+def test_qwen2_05b_has_the_known_number_of_weights():
     shape = shape_of(QWEN2_05B)
     assert shape.matmul_weights == 493_961_216
     assert shape.count_flops_per_token(512) == 6 * 493_961_216 + 12 * 24 * (14 * 64) * 512
 
 
-def test_documents_count_the_pairs_that_causal_attention_has() -> None:
+def test_documents_count_the_pairs_that_causal_attention_has():
     shape = ModelShape(matmul_weights=1000, num_layers=3, attention_width=8)
     # 4 tokens have 1 + 2 + 3 + 4 = 10 pairs, 2 tokens have 3.
     assert shape.count_document_flops([4, 2]) == 6 * 1000 * 6 + 12 * 3 * 8 * 13
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
-def test_torch_counts_the_same_operations(kind: str) -> None:
+def test_torch_counts_the_same_operations(kind):
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -60,7 +58,7 @@ def test_torch_counts_the_same_operations(kind: str) -> None:
     assert expected <= counter.get_total_flops() <= expected + angles
 
 
-def test_other_models_are_refused_with_a_reason() -> None:
+def test_other_models_are_refused_with_a_reason():
     for config, reason in (
         ({"model_type": "mamba"}, "'mamba'"),
         ({**QWEN2_05B, "use_sliding_window": True}, "sliding window"),
@@ -86,7 +84,5 @@ def test_other_models_are_refused_with_a_reason() -> None:
         ("NVIDIA GeForce RTX 4090 D", "fp16", None),
     ],
 )
-def test_the_peak_of_a_gpu_is_that_of_its_data_sheet_and_of_no_other_by_a_like_name(
-    name: str, precision: str, tflops: float | None
-) -> None:
+def test_the_peak_of_a_gpu_is_that_of_its_data_sheet_and_of_no_other_by_a_like_name(name, precision, tflops):
     assert find_peak_tflops(name, precision) == tflops

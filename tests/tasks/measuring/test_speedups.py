@@ -2,8 +2,6 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from tasks.machine.gpu_meter import Reading, compute_gpu_figures
 from tasks.measuring.arms import Arm, Cell
 from tasks.measuring.bench import Bench
-from tasks.measuring.speedups import Speedups, measure_speedups
+from tasks.measuring.speedups import measure_speedups
 from tasks.measuring.timed_comparison import TimedComparison, select_turns_for
 from tasks.measuring.turns import Timed, TimedTurns, is_quiet
 from tests.tasks.measuring.noisy_machine import HIDDEN_TROUBLES, TROUBLES, NoisyMachine, Trouble, measure_row
@@ -23,39 +21,31 @@ NEIGHBOURS = [name for name in TROUBLES if name.startswith("neighbour")]
 CALM = ("none", "drift of the machine", "clocks that fall")
 
 
-def _get_seconds(block: Timed) -> float:
+def _get_seconds(block):
     return block.seconds
 
 
-def _measure(trouble: Trouble, *, seed: int, **asked: Any) -> tuple[Speedups, NoisyMachine]:
+def _measure(trouble, *, seed, **asked):
     machine = NoisyMachine(trouble, 1.5, seed)
     return _measure_on(machine, seed=seed, **asked), machine
 
 
-def _measure_on(
-    machine: NoisyMachine,
-    arms: Sequence[Arm] = ARMS,
-    *,
-    seed: int = 1,
-    half_width: float = 0.07,
-    max_seconds: float = 90.0,
-    burn_in_seconds: float = 5.0,
-) -> Speedups:
+def _measure_on(machine, arms=ARMS, *, seed=1, half_width=0.07, max_seconds=90.0, burn_in_seconds=5.0):
     return measure_speedups(
         arms, machine, half_width=half_width, max_seconds=max_seconds, burn_in_seconds=burn_in_seconds,
         most_share=0.05, of=_get_seconds, seed=seed, advance=lambda _: None, clock=lambda: machine.now,
     )  # fmt: skip
 
 
-def _make_block(**changes: Any) -> Timed:
-    made: dict[str, Any] = {
+def _make_block(**changes):
+    made = {
         "arm": "1proc", "turn": 1, "launch": 1, "step_seconds": np.ones((1, 4)), "seconds": 1.0,
         "data_wait_seconds": 0.0, "num_tokens": 1, "positions_by_rank": [1], "num_samples": 1,
     }  # fmt: skip
     return Timed(**made | changes)
 
 
-def test_the_interval_covers_the_truth_whatever_is_shown_or_there_is_none() -> None:
+def test_the_interval_covers_the_truth_whatever_is_shown_or_there_is_none():
     problems, every, narrow = [], list[bool](), list[bool]()
     for name, trouble in TROUBLES.items():
         row = measure_row(trouble, NUM_EXPERIMENTS)
@@ -81,7 +71,7 @@ def test_the_interval_covers_the_truth_whatever_is_shown_or_there_is_none() -> N
     assert not problems, problems
 
 
-def test_it_ends_once_intervals_are_narrow_or_the_time_is_spent_and_says_what_it_took() -> None:
+def test_it_ends_once_intervals_are_narrow_or_the_time_is_spent_and_says_what_it_took():
     found, machine = _measure(TROUBLES["none"], seed=1)
     assert 3 <= found.num_launches <= 4
     turns, seconds = len(found.timed_turns.turns), f"{machine.now:.0f} s"
@@ -95,7 +85,7 @@ def test_it_ends_once_intervals_are_narrow_or_the_time_is_spent_and_says_what_it
     assert machine.now < 90 + 20
 
 
-def test_a_start_burns_in_before_its_turns_count_and_what_burnt_is_kept() -> None:
+def test_a_start_burns_in_before_its_turns_count_and_what_burnt_is_kept():
     cold = TROUBLES["first seconds of a start 5 or 15 % slower"]
     found, machine = _measure(cold, seed=1)
     by_launch = {launch: [one.turn for one in found.burnt.blocks["1proc"] if one.launch == launch] for launch in (1, 2)}
@@ -108,7 +98,7 @@ def test_a_start_burns_in_before_its_turns_count_and_what_burnt_is_kept() -> Non
     assert abs(warm / machine.truth - 1) < 0.025 < abs(early / machine.truth - 1)
 
 
-def test_a_launch_that_is_late_waits_for_two_quiet_turns_rather_than_lose_all() -> None:
+def test_a_launch_that_is_late_waits_for_two_quiet_turns_rather_than_lose_all():
     for seed in range(20):
         found, _ = _measure(
             TROUBLES["neighbour half the time that slows both down"], seed=seed, max_seconds=0.1, burn_in_seconds=0.0
@@ -120,15 +110,15 @@ def test_a_launch_that_is_late_waits_for_two_quiet_turns_rather_than_lose_all() 
             assert quiet.count(launch) == 2 or numbers.count(launch) == 6
 
 
-def test_a_cell_without_quiet_turns_is_named_and_the_others_have_intervals() -> None:
+def test_a_cell_without_quiet_turns_is_named_and_the_others_have_intervals():
     arms = [*ARMS, Arm(name="loud", cell="loud")]
     machine = NoisyMachine(TROUBLES["none"], 1.5, 1, num_arms=3)
     run_block = machine._run_block
 
-    def run(name: str, place: int) -> Timed:
+    def run(name, place):
         return dataclasses.replace(run_block(name, place), others_share=0.5 if name == "loud" else 0.0)
 
-    machine._run_block = run  # type: ignore[method-assign]
+    machine._run_block = run
     found = _measure_on(machine, arms)
     assert set(found.intervals) == {"2proc"}
     assert "for loud there is no interval" in found.stopped_because
@@ -137,18 +127,18 @@ def test_a_cell_without_quiet_turns_is_named_and_the_others_have_intervals() -> 
     assert found.select_counted("1proc").turns.keys() == found.select_quiet("2proc").turns.keys()
 
 
-def test_a_cell_alone_has_nothing_to_be_compared_with() -> None:
+def test_a_cell_alone_has_nothing_to_be_compared_with():
     machine = NoisyMachine(Trouble(), 1.5, 1)
     found = _measure_on(machine, ARMS[:1])
     assert (found.num_launches, found.intervals) == (1, {})
     assert found.stopped_because.endswith("of the only cell: there is nothing to compare it with")
 
 
-def _make_use(*, busy: float | None, own: float, place: str = "a: 0,1") -> dict[str, object]:
+def _make_use(*, busy, own, place="a: 0,1"):
     return {"busy_seconds": busy, "own_seconds": own, "seconds": 1.0, "num_cpus": 2, "place": place}
 
 
-def test_the_share_of_others_leaves_out_what_the_ranks_take_from_each_other() -> None:
+def test_the_share_of_others_leaves_out_what_the_ranks_take_from_each_other():
     assert compute_others_share([_make_use(busy=1.9, own=1.0), _make_use(busy=1.9, own=0.8)]) == pytest.approx(0.05)
     # Two machines: the busier one decides.
     apart = [_make_use(busy=1.0, own=1.0), _make_use(busy=1.4, own=1.0, place="b: 0,1")]
@@ -157,7 +147,7 @@ def test_the_share_of_others_leaves_out_what_the_ranks_take_from_each_other() ->
     assert compute_others_share([_make_use(busy=None, own=1.0)]) is None
 
 
-def test_a_block_whose_machine_tells_nothing_counts() -> None:
+def test_a_block_whose_machine_tells_nothing_counts():
     timed_turns = TimedTurns()
     for turn, share in enumerate((None, 0.01, 0.5)):
         timed_turns.add(_make_block(turn=turn, others_share=share))
@@ -168,10 +158,10 @@ def test_a_block_whose_machine_tells_nothing_counts() -> None:
     assert [is_quiet(beside_another, most) for most in (0.05, 1.0)] == [False, True]
 
 
-def test_a_process_that_comes_to_a_gpu_after_the_ranks_is_another_until_they_are_started_anew() -> None:
+def test_a_process_that_comes_to_a_gpu_after_the_ranks_is_another_until_they_are_started_anew():
     bench, arm = Bench({}, seed=1), ARMS[1]
 
-    def has_others(*numbers: int | None) -> bool:
+    def has_others(*numbers):
         found = [
             Reading(
                 at=0.0, utilisation=None, power_watts=None, energy_joules=None, memory_gib=None, num_processes=number
@@ -185,7 +175,7 @@ def test_a_process_that_comes_to_a_gpu_after_the_ranks_is_another_until_they_are
     assert [has_others(2, 2), has_others(2, 2), has_others(3, 2)] == [False, False, True]
 
 
-def _compare_three_cells() -> TimedComparison:
+def _compare_three_cells():
     cells = [
         Cell(name=name, strategy="ddp" if size > 1 else "single", world_size=size, global_batch_size=8)
         for name, size in (("1proc", 1), ("2proc", 2), ("4proc", 4))
@@ -196,7 +186,7 @@ def _compare_three_cells() -> TimedComparison:
     )  # fmt: skip
 
 
-def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside(monkeypatch):
     comparison, timed_turns = _compare_three_cells(), TimedTurns()
     _, two, four = comparison.cells
     for turn, arm in itertools.product(range(8), [*comparison.arms, *comparison.counterfactuals]):

@@ -1,7 +1,5 @@
 """Which ranges are timed: the first, unless another's rows are of other lengths; and how many steps a block has."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ from tasks.measure import select_timed_ranges
 from tasks.measuring.bench import Bench
 
 
-def write(folder: Path, lengths: list[int]) -> None:
+def write(folder, lengths):
     folder.mkdir()
     np.save(folder / "row_ids.npy", np.arange(len(lengths)))
     np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
@@ -29,22 +27,20 @@ def write(folder: Path, lengths: list[int]) -> None:
         ([100] * 5, 128, ["0-20"]),
     ],
 )
-def test_all_ranges_are_timed_where_the_rows_of_one_are_not_as_long_as_the_firsts(
-    tmp_path: Path, second: list[int], seq_len: int, expected: list[str]
-) -> None:
+def test_all_ranges_are_timed_where_the_rows_of_one_are_not_as_long_as_the_firsts(tmp_path, second, seq_len, expected):
     write(tmp_path / "0-20", [20, 40] * 10)
     write(tmp_path / "20-40", second)
     assert select_timed_ranges(tmp_path, ["0-20", "20-40"], seq_len=seq_len, least_rows=8) == expected
 
 
-def test_rows_without_lengths_are_all_alike(tmp_path: Path) -> None:
+def test_rows_without_lengths_are_all_alike(tmp_path):
     for name in ("0-20", "20-40"):
         (tmp_path / name).mkdir()
         np.save(tmp_path / name / "row_ids.npy", np.arange(20))
     assert select_timed_ranges(tmp_path, ["0-20", "20-40"], seq_len=128, least_rows=8) == ["0-20"]
 
 
-def test_turns_go_round_all_ranges_in_proportion_to_their_steps_and_stay_in_one() -> None:
+def test_turns_go_round_all_ranges_in_proportion_to_their_steps_and_stay_in_one():
     bench = Bench({}, seed=1)
     bench._num_steps, bench.steps_per_block = [30, 10], 6
     found = []

@@ -1,6 +1,5 @@
 """The chain of counterfactuals, on seconds made up so that every part is known."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,6 @@ from tasks.measuring.arms import Cell, make_spreading_arms, make_trained_arm, na
 from tasks.measuring.turns import Timed, TimedTurns
 from tasks.measuring.waterfall import WAITING, compute_staged_waterfall, compute_waterfall
 from tasks.records.estimate import Estimate
-from tasks.records.measurement import Waterfall
 
 ONE = Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=8)
 FOUR = Cell(name="4gpu", strategy="ddp", world_size=4, global_batch_size=8)
@@ -30,9 +28,7 @@ LOST = {
 """Seconds per step that each part is to take away."""
 
 
-def timed_turns(
-    lost: dict[str, float], *, waits: float = 0.0, positions: Sequence[int] = (2, 2, 2, 2), shorter: float = 1.0
-) -> TimedTurns:
+def timed_turns(lost, *, waits=0.0, positions=(2, 2, 2, 2), shorter=1.0):
     """Return eight rounds without noise, of ranks that lose this much.
 
     `positions`: of each rank, whose seconds are as many times the even share's; `shorter`: the baseline's rows.
@@ -79,14 +75,14 @@ def timed_turns(
     return found
 
 
-def fall(lost: dict[str, float], *, waits: float = 0.0, is_weak: bool = False, timers: object = None) -> Waterfall:
+def fall(lost, *, waits=0.0, is_weak=False, timers=None):
     return compute_waterfall(
         timed_turns(lost, waits=waits), baseline=ONE, cell=FOUR, has_copy=True, is_weak=is_weak,
         ddp_timers=timers or {},
     )  # fmt: skip
 
 
-def test_every_part_is_found_and_they_add_up() -> None:
+def test_every_part_is_found_and_they_add_up():
     found = fall(LOST)
     assert {part.name: part.seconds.value for part in found.parts} == pytest.approx(LOST)
     # Not -9.6e-10 ms in the report.
@@ -96,15 +92,15 @@ def test_every_part_is_found_and_they_add_up() -> None:
     assert found.lost_efficiency == pytest.approx(1 - found.ideal_seconds / found.measured_seconds)
 
 
-def test_a_part_below_zero_is_no_loss_and_stays_unexplained() -> None:
+def test_a_part_below_zero_is_no_loss_and_stays_unexplained():
     found = fall({**LOST, "DDP overhead": -0.004})
     assert found.find_lost_seconds("DDP overhead") == 0
     assert found.unexplained_seconds == pytest.approx(-0.004)
 
 
-def test_noise_in_one_arm_is_levelled_out_between_the_two_parts_that_share_it() -> None:
+def test_noise_in_one_arm_is_levelled_out_between_the_two_parts_that_share_it():
     # The lone copy had bad luck for half of the time: contention seems below 0, and what is fixed too large by as much.
-    def noisy(name: str, seconds: float) -> Estimate:
+    def noisy(name, seconds):
         return Estimate(value=seconds, low=seconds - 0.010, high=seconds + 0.010)
 
     found = waterfall_module._compute_losses(
@@ -117,7 +113,7 @@ def test_noise_in_one_arm_is_levelled_out_between_the_two_parts_that_share_it() 
     ]
 
 
-def test_what_is_levelled_out_does_not_hide_that_a_cell_waits_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_levelled_out_does_not_hide_that_a_cell_waits_for_data(monkeypatch):
     monkeypatch.setattr(
         waterfall_module, "_compute_losses", lambda found: [Estimate(value=0, low=0, high=0) for _ in found]
     )
@@ -126,12 +122,12 @@ def test_what_is_levelled_out_does_not_hide_that_a_cell_waits_for_data(monkeypat
 
 
 @pytest.mark.parametrize(("waits", "is_bound"), [(0.0087, False), (0.0090, True)])
-def test_waiting_for_data_in_more_than_a_twentieth_of_the_step_is_data_bound(waits: float, is_bound: bool) -> None:
+def test_waiting_for_data_in_more_than_a_twentieth_of_the_step_is_data_bound(waits, is_bound):
     # The loader makes one rank and four wait alike: nothing is lost to it, and yet the ratio says nothing.
     assert fall({**LOST, "data wait": 0.0}, waits=waits).is_data_bound == is_bound
 
 
-def test_a_first_rank_with_more_than_its_share_of_the_work_is_the_straggler_and_nothing_else() -> None:
+def test_a_first_rank_with_more_than_its_share_of_the_work_is_the_straggler_and_nothing_else():
     found = compute_waterfall(
         timed_turns({**LOST, "straggler": 0.0}, positions=[3, 2, 2, 1]), baseline=ONE, cell=FOUR, has_copy=True,
         is_weak=False, ddp_timers={},
@@ -141,8 +137,8 @@ def test_a_first_rank_with_more_than_its_share_of_the_work_is_the_straggler_and_
     assert {part.name: part.seconds.value for part in found.parts} == pytest.approx({**LOST, "straggler": more})
 
 
-def test_in_weak_scaling_a_baseline_of_shorter_rows_is_held_against_as_many_tokens() -> None:
-    def ideal(shorter: float) -> float:
+def test_in_weak_scaling_a_baseline_of_shorter_rows_is_held_against_as_many_tokens():
+    def ideal(shorter):
         given = timed_turns(LOST, shorter=shorter)
         return compute_waterfall(
             given, baseline=ONE, cell=FOUR, has_copy=True, is_weak=True, ddp_timers={}
@@ -152,15 +148,13 @@ def test_in_weak_scaling_a_baseline_of_shorter_rows_is_held_against_as_many_toke
     assert fall(LOST, is_weak=True).find_lost_seconds("optimizer") == 0
 
 
-def test_what_ddp_timed_itself_stands_beside() -> None:
+def test_what_ddp_timed_itself_stands_beside():
     timers = {"backward_comm": 0.030, "backward_compute_comm_overlap": 0.012}
     assert fall(LOST, timers=timers).ddp_exposed_communication_seconds == pytest.approx(0.018)
     assert fall(LOST).ddp_exposed_communication_seconds is None
 
 
-def test_of_stages_the_wait_for_others_and_what_they_take_from_each_other_are_parts_and_the_rest_is_unexplained() -> (
-    None
-):
+def test_of_stages_the_wait_for_others_and_what_they_take_from_each_other_are_parts_and_the_rest_is_unexplained():
     staged, given = replace(FOUR, strategy="pipeline"), timed_turns(LOST)
     measured = np.mean(given.list_by_turn(FOUR.name))
     ideal = np.mean(given.list_by_turn(ONE.name)) / 4

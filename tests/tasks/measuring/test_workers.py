@@ -13,8 +13,8 @@ from tasks.measuring.workers import make_socket_folder
 
 @pytest.mark.parametrize("length", [1, 150])
 def test_their_socket_has_a_folder_of_its_own_however_long_the_name_of_the_one_for_temporary_files(
-    length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    length, tmp_path, monkeypatch
+):
     temporary = tmp_path / ("x" * length)
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))

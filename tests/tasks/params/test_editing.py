@@ -1,7 +1,5 @@
 """params.yaml rewritten by commands: cells that are left out, and keys that are set."""
 
-from pathlib import Path
-
 import pytest
 
 from tasks.params import load_params
@@ -12,14 +10,14 @@ _STRATEGIES = ["1gpu", "ddp", "zero1", "zero2", "fsdp2", "fsdp2-bf16", "pipeline
 
 
 @pytest.fixture
-def preset(tmp_path: Path, project: Path) -> Path:
+def preset(tmp_path, project):
     """The preset of all strategies, as a params.yaml of its own."""
     path = tmp_path / "params.yaml"
     path.write_text((project / "presets" / "strategies-2gpu.yaml").read_text())
     return path
 
 
-def test_what_a_cell_cannot_do_is_its_reason_and_costs_no_other_cell(preset: Path) -> None:
+def test_what_a_cell_cannot_do_is_its_reason_and_costs_no_other_cell(preset):
     text = preset.read_text().replace("  precision: bf16\n", "  precision: fp32\n  eval_every_steps: 5\n")
     text += "left_out: {}\n"
     preset.write_text(text.replace("ddp: {strategy: ddp, world_size: 2}", "ddp: {strategy: ddp, world_size: 3}"))
@@ -38,13 +36,13 @@ def test_what_a_cell_cannot_do_is_its_reason_and_costs_no_other_cell(preset: Pat
     assert preset.with_name("params.yaml.saved").exists()
 
 
-def test_what_is_a_cell_is_not_left_out(preset: Path) -> None:
+def test_what_is_a_cell_is_not_left_out(preset):
     preset.write_text(preset.read_text() + "\nleft_out: {ddp: no reason}\n")
     with pytest.raises(ConfigurationError, match="left_out: got ddp, which is a cell"):
         load_params(preset)
 
 
-def test_keys_are_set_and_remarks_stay(preset: Path) -> None:
+def test_keys_are_set_and_remarks_stay(preset):
     preset.write_text(f"# of ours\n{preset.read_text()}")
     before = preset.read_text().splitlines()
     told = change_params(preset, ["train.learning_rate=1e-3", "measure.speed=false", "train.packing=true"])
@@ -65,9 +63,7 @@ def test_keys_are_set_and_remarks_stay(preset: Path) -> None:
         ("name={a: [}", "allowed: YAML"),
     ],
 )
-def test_what_is_no_change_or_the_schema_refuses_is_one_line_and_changes_nothing(
-    change: str, says: str, preset: Path
-) -> None:
+def test_what_is_no_change_or_the_schema_refuses_is_one_line_and_changes_nothing(change, says, preset):
     before = preset.read_bytes()
     with pytest.raises(ConfigurationError, match=says) as caught:
         change_params(preset, [change])

@@ -1,7 +1,5 @@
 """Batch normalisation over the rows of all ranks: which comparisons have the same rows in every cell."""
 
-from typing import Any
-
 import pytest
 from pydantic import ValidationError
 
@@ -14,7 +12,7 @@ CELLS = {
 }
 
 
-def _params(*, cells: dict[str, Any] = CELLS, **train: Any) -> Params:
+def _params(*, cells=CELLS, **train):
     return Params.model_validate(
         {
             "name": "normed", "description": "Images.",
@@ -27,7 +25,7 @@ def _params(*, cells: dict[str, Any] = CELLS, **train: Any) -> Params:
     )  # fmt: skip
 
 
-def test_every_cell_normalises_as_many_rows_together_and_takes_its_share_of_them() -> None:
+def test_every_cell_normalises_as_many_rows_together_and_takes_its_share_of_them():
     params = _params()
     for name, size, steps in (("1proc", 4, 2), ("2proc", 2, 2), ("4proc", 1, 2)):
         assert params.count_statistics_rows(name) == 4
@@ -56,12 +54,10 @@ def test_every_cell_normalises_as_many_rows_together_and_takes_its_share_of_them
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_normalised_alike_is_refused_with_the_remedy(
-    cells: dict[str, Any], train: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_normalised_alike_is_refused_with_the_remedy(cells, train, message):
     with pytest.raises(ValidationError, match=message):
         _params(cells=cells, **train)
 
 
-def test_a_search_has_no_batch_normalisation() -> None:
+def test_a_search_has_no_batch_normalisation():
     assert "model.norm: got sync_batch with a search" in str(_params().explain_unsearchable())

@@ -10,19 +10,19 @@ from tasks.process.failure import ConfigurationError
 
 
 @pytest.fixture(autouse=True)
-def _workspace(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _workspace(tmp_path, project, monkeypatch):
     shutil.copytree(project / "presets", tmp_path / "presets")
     shutil.copy(project / "params.yaml", tmp_path / "params.yaml")
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_preset_whose_data_is_not_there_yet_says_so() -> None:
+def test_a_preset_whose_data_is_not_there_yet_says_so():
     said = use_preset("resnet18-imagefolder")
     assert Path("params.yaml").read_bytes() == Path("presets/resnet18-imagefolder.yaml").read_bytes()
     assert "imagenette2-320" in said
 
 
-def test_every_comparison_of_ones_own_is_kept() -> None:
+def test_every_comparison_of_ones_own_is_kept():
     default = Path("params.yaml").read_text()
     own = [default.replace("epochs: 2", f"epochs: {number}") for number in (3, 4, 3)]
     for text in own:
@@ -33,7 +33,7 @@ def test_every_comparison_of_ones_own_is_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "nope", "../params"])
-def test_an_unknown_preset_is_refused_with_the_known_ones(name: str) -> None:
+def test_an_unknown_preset_is_refused_with_the_known_ones(name):
     before = Path("params.yaml").read_bytes()
     with pytest.raises(ConfigurationError, match=r"embedded, .*qwen2-arxiv"):
         use_preset(name)

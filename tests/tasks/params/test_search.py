@@ -1,8 +1,6 @@
 """The section `search`: what trials are trained with, what is refused, and the patch of the best."""
 
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -16,12 +14,12 @@ from tasks.process.failure import ConfigurationError
 DEFAULTS = SearchParams()
 
 
-def _raw(project: Path, **search: Any) -> dict[str, Any]:
-    raw: dict[str, Any] = YAML(typ="safe", pure=True).load(project / "presets/embedded-search.yaml")
+def _raw(project, **search):
+    raw = YAML(typ="safe", pure=True).load(project / "presets/embedded-search.yaml")
     return {**raw, "search": {**raw["search"], **search}}
 
 
-def test_what_a_trial_has_follows_from_the_seed_and_its_number_alone() -> None:
+def test_what_a_trial_has_follows_from_the_seed_and_its_number_alone():
     # Pinned: another machine, version or process gives the same trials.
     assert DEFAULTS.draw(1) == Configuration(
         learning_rate=1.8e-05, batch_size=2, weight_decay=0.0777, warmup_steps=0
@@ -40,7 +38,7 @@ def test_what_a_trial_has_follows_from_the_seed_and_its_number_alone() -> None:
     ]
 
 
-BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
+BAD = {
     "learning rates upside down": ({"learning_rate": [5e-5, 5e-6]}, ["search.learning_rate", "least and largest"]),
     "no least learning rate": ({"learning_rate": [0.0, 5e-6]}, ["search.learning_rate", "from 1e-12"]),
     "rungs that fall": ({"rungs": [3, 1]}, ["search.rungs", "rising"]),
@@ -49,9 +47,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_search_is_one_line_with_what_was_got_and_what_is_allowed(
-    case: str, project: Path, tmp_path: Path
-) -> None:
+def test_a_bad_search_is_one_line_with_what_was_got_and_what_is_allowed(case, project, tmp_path):
     search, words = BAD[case]
     file = tmp_path / "params.yaml"
     YAML(typ="rt").dump(_raw(project, **search), file)
@@ -70,7 +66,7 @@ def test_a_bad_search_is_one_line_with_what_was_got_and_what_is_allowed(
         ({"cells": {"8proc": {"strategy": "ddp", "world_size": 8}}}, "search.batch_size: got 4; allowed: multiples"),
     ],
 )
-def test_a_comparison_that_cannot_be_searched_is_refused(project: Path, changes: dict[str, Any], words: str) -> None:
+def test_a_comparison_that_cannot_be_searched_is_refused(project, changes, words):
     raw = {**_raw(project), **changes}
     raw["train"] |= {"global_batch_size": 64, "micro_batch_size": 4}
     with pytest.raises(ValueError, match=words):
@@ -80,7 +76,7 @@ def test_a_comparison_that_cannot_be_searched_is_refused(project: Path, changes:
     assert Params.model_validate(raw).explain_unsearchable() is not None
 
 
-def test_micro_batches_are_what_every_cell_can_split_that_can_split_the_batch(project: Path) -> None:
+def test_micro_batches_are_what_every_cell_can_split_that_can_split_the_batch(project):
     params = Params.model_validate(_raw(project))
     sizes = {
         batch: make_train_changes(
@@ -92,7 +88,7 @@ def test_micro_batches_are_what_every_cell_can_split_that_can_split_the_batch(pr
 
 
 @pytest.mark.parametrize("text", ["block", "flow", "no newline"])
-def test_the_patch_applies_and_changes_what_it_says_alone(text: str, project: Path, tmp_path: Path) -> None:
+def test_the_patch_applies_and_changes_what_it_says_alone(text, project, tmp_path):
     file = tmp_path / "params.yaml"
     whole = (project / "presets/embedded-search.yaml").read_text()
     if text == "flow":

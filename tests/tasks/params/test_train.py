@@ -13,7 +13,7 @@ OF_THE_CELL = {
 }  # fmt: skip
 
 
-def test_the_ranks_are_told_every_value_of_training_in_the_type_that_params_yaml_has() -> None:
+def test_the_ranks_are_told_every_value_of_training_in_the_type_that_params_yaml_has():
     asked, told = typing.get_type_hints(TrainParams), typing.get_type_hints(TrainingConfig)
     shared = set(TrainParams.model_fields) - NOT_FOR_RANKS
     assert set(told) - OF_THE_CELL == shared

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from tasks.process.failure import ResourceError
 from tasks.train import require_room, require_writable
 
 
-def test_room_for_all_checkpoints_and_a_fifth_is_asked_for_and_the_numbers_are_said(small_disk: Path) -> None:
+def test_room_for_all_checkpoints_and_a_fifth_is_asked_for_and_the_numbers_are_said(small_disk):
     free = shutil.disk_usage(small_disk).free
     require_room(small_disk, int(free / 2.2) - 1, num=2, what="checkpoint")
     size = int(free / 2.2) + 10
@@ -21,7 +20,7 @@ def test_room_for_all_checkpoints_and_a_fifth_is_asked_for_and_the_numbers_are_s
     assert (caught.value.exit_code, said.count("\n")) == (4, 0)
 
 
-def test_a_disk_that_is_read_only_or_not_there_is_named(small_disk: Path, tmp_path: Path) -> None:
+def test_a_disk_that_is_read_only_or_not_there_is_named(small_disk, tmp_path):
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(ResourceError, match=f"{small_disk}/work: Read-only file system; nothing was started") as caught:
         require_writable(tmp_path / "fine", small_disk / "work")

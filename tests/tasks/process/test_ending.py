@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,10 +38,10 @@ class Stage:
     """Of the stage, and so of torchrun and its ranks."""
 
     @property
-    def work(self) -> Path:
+    def work(self):
         return Path(self.config["work_dir"])
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self):
         """Start it on what the last launch has left."""
         (self.work / "steps.jsonl").unlink(missing_ok=True)
         write_json(self.work.with_suffix(".json"), self.config)
@@ -51,19 +50,19 @@ class Stage:
             cwd=PROJECT, env={**os.environ, **self.mark}, stdout=-1, stderr=-1, text=True,
         )  # fmt: skip
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
+    def events(self, kind):
         return [event for event in events_in(self.work / "steps.jsonl") if event["event"] == kind]
 
-    def last_step(self) -> int:
+    def last_step(self):
         return max((event["step"] for event in self.events("step")), default=0)
 
-    def wait_for_steps(self, count: int, process: subprocess.Popen[str]) -> None:
+    def wait_for_steps(self, count, process):
         wait_for(
             lambda: len(self.events("step")) >= count or process.poll() is not None, seconds=180, what="ranks train"
         )
         assert process.poll() is None, process.communicate()
 
-    def whole_checkpoints(self) -> list[int]:
+    def whole_checkpoints(self):
         """Return the steps of the checkpoints, after looking at every byte of them.
 
         What was being written when the process was killed has another name, and is removed at the next start.
@@ -74,17 +73,17 @@ class Stage:
         assert [find_problem(folder, fingerprint=fingerprint) for folder in folders] == [None] * len(folders)
         return [int(folder.name.removeprefix("step-")) for folder in folders]
 
-    def require_gone(self) -> None:
+    def require_gone(self):
         wait_for(lambda: not left_of(self.mark), seconds=_SECONDS_TO_BE_GONE, what="nobody is left")
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, Any]]:
+def config(tmp_path_factory):
     """Return `config(work_dir)`: two ranks with more to do than any test waits for."""
     root = tmp_path_factory.mktemp("endless")
     model, rows = make_tiny_model(root / "model"), make_slice(root / "rows", num_rows=40_000)
 
-    def make(work: Path) -> dict[str, Any]:
+    def make(work):
         return make_config(
             work, model, [rows], cell="2proc", strategy="ddp", world_size=2, global_batch_size=4, micro_batch_size=1
         )
@@ -93,14 +92,14 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[st
 
 
 @pytest.fixture
-def stage(config: Callable[[Path], dict[str, Any]], tmp_path: Path, warm: Path) -> Iterator[Stage]:
+def stage(config, tmp_path, warm):
     """One whose ranks start at once: they are asked, not killed."""
     stage = Stage(config(tmp_path / "work"), python=str(warm / "python"))
     with none_left_of(stage.mark):
         yield stage
 
 
-def _end(process: subprocess.Popen[str], *signals: int) -> tuple[int, str]:
+def _end(process, *signals):
     """Send the signals, some moments apart; return exit code and last line."""
     for number in signals:
         process.send_signal(number)
@@ -109,7 +108,7 @@ def _end(process: subprocess.Popen[str], *signals: int) -> tuple[int, str]:
     return process.returncode, said.strip().splitlines()[-1]
 
 
-def test_sigterm_saves_the_step_it_comes_in_and_exits_with_75_at_any_moment(stage: Stage) -> None:
+def test_sigterm_saves_the_step_it_comes_in_and_exits_with_75_at_any_moment(stage):
     saved = 0
     for num_steps in (0, 1, 30):
         process = stage.start()
@@ -131,9 +130,7 @@ def test_sigterm_saves_the_step_it_comes_in_and_exits_with_75_at_any_moment(stag
             assert saved == stage.last_step()
 
 
-def test_ctrl_c_twice_ends_now_and_the_last_checkpoint_is_whole(
-    config: Callable[[Path], dict[str, Any]], tmp_path: Path
-) -> None:
+def test_ctrl_c_twice_ends_now_and_the_last_checkpoint_is_whole(config, tmp_path):
     stage = Stage({**config(tmp_path / "work"), "checkpoint_every_steps": 2})
     with none_left_of(stage.mark):
         process = stage.start()
@@ -153,8 +150,8 @@ def test_ctrl_c_twice_ends_now_and_the_last_checkpoint_is_whole(
 
 
 def test_two_runs_side_by_side_though_the_usual_port_is_taken_one_loses_torchrun_the_other_gets_ctrl_c(
-    config: Callable[[Path], dict[str, Any]], tmp_path: Path, warm: Path
-) -> None:
+    config, tmp_path, warm
+):
     # What is killed is started as users start it.
     one = Stage(config(tmp_path / "one" / "work"))
     other = Stage(config(tmp_path / "other" / "work"), python=str(warm / "python"))

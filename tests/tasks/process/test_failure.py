@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-def _end(body: str) -> subprocess.CompletedProcess[str]:
+def _end(body):
     code = f"from tasks.process.failure import *\ndef command():\n    {body}\nexit_with_one_line(command, name='stage')"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
@@ -21,9 +21,7 @@ def _end(body: str) -> subprocess.CompletedProcess[str]:
         ("open('/dev/full', 'w', buffering=1).write('x' * 10 + chr(10))", 4, "stage: "),
     ],
 )
-def test_a_failure_has_its_exit_code_and_one_line_and_a_fault_of_ours_its_traceback(
-    body: str, code: int, says: str
-) -> None:
+def test_a_failure_has_its_exit_code_and_one_line_and_a_fault_of_ours_its_traceback(body, code, says):
     done = _end(body)
     assert (done.returncode, done.stderr[: len(says)]) == (code, says)
     assert (done.stderr.count("\n") == 1) == (code != 1)

@@ -8,10 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from multiprocessing import Pipe, get_context
-from multiprocessing.connection import Connection
-from pathlib import Path
 
 import pytest
 
@@ -24,20 +21,19 @@ HOLD = (
 )
 
 
-def _holder() -> subprocess.Popen[str]:
+def _holder():
     process = subprocess.Popen([sys.executable, "-c", HOLD + "  input()"], stdin=-1, stdout=-1, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
 
 
 @pytest.fixture(autouse=True)
-def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_lock(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
-def test_a_second_holder_is_refused_with_the_first_ones_pid() -> None:
+def test_a_second_holder_is_refused_with_the_first_ones_pid():
     holder = _holder()
     try:
         with (
@@ -50,7 +46,7 @@ def test_a_second_holder_is_refused_with_the_first_ones_pid() -> None:
         holder.communicate("\n")
 
 
-def test_a_killed_holder_frees_the_lock_by_itself() -> None:
+def test_a_killed_holder_frees_the_lock_by_itself():
     holder = _holder()
     os.kill(holder.pid, signal.SIGKILL)
     holder.communicate()
@@ -58,7 +54,7 @@ def test_a_killed_holder_frees_the_lock_by_itself() -> None:
         pass
 
 
-def test_a_lock_that_this_process_has_is_not_asked_for_again_and_is_freed_once() -> None:
+def test_a_lock_that_this_process_has_is_not_asked_for_again_and_is_freed_once():
     with lock_machine("outer"):
         with lock_machine("inner"):
             pass
@@ -67,7 +63,7 @@ def test_a_lock_that_this_process_has_is_not_asked_for_again_and_is_freed_once()
     assert _holder().communicate("\n")
 
 
-def _hold_as_nobody(ways: Connection, name: str | None, *, is_silent: bool) -> None:
+def _hold_as_nobody(ways, name, *, is_silent):
     """Hold nobody's own lock as the user nobody, or this name with or without a word; until something is sent."""
     os.setgid(65534)
     os.setuid(65534)
@@ -84,7 +80,7 @@ def _hold_as_nobody(ways: Connection, name: str | None, *, is_silent: bool) -> N
 
 
 @contextlib.contextmanager
-def _held_by_nobody(name: str | None = None, *, is_silent: bool = False) -> Iterator[Connection]:
+def _held_by_nobody(name=None, *, is_silent=False):
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
     ours, theirs = Pipe()
@@ -99,11 +95,11 @@ def _held_by_nobody(name: str | None = None, *, is_silent: bool = False) -> Iter
         other.join()
 
 
-def _lock_of_nobody() -> str:
+def _lock_of_nobody():
     return f"{make_lock_name().rpartition('/')[0]}/65534"
 
 
-def test_another_users_training_costs_a_warning_and_our_own_is_still_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_users_training_costs_a_warning_and_our_own_is_still_alone(caplog):
     with _held_by_nobody() as other, lock_machine("ours"):
         assert "ours: another comparison may be training on this machine (of the user nobody)" in caplog.text
         refused = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True, check=False)
@@ -115,7 +111,7 @@ def test_another_users_training_costs_a_warning_and_our_own_is_still_alone(caplo
         assert f"ours, pid {os.getpid()} on " in refused.stderr
 
 
-def test_a_holder_tells_another_user_nothing_of_itself() -> None:
+def test_a_holder_tells_another_user_nothing_of_itself():
     with _held_by_nobody(), socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(10)
         caller.connect(_lock_of_nobody())
@@ -127,9 +123,7 @@ def test_a_holder_tells_another_user_nothing_of_itself() -> None:
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_a_user_who_takes_the_name_of_our_lock_keeps_us_from_nothing(
-    is_silent: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_user_who_takes_the_name_of_our_lock_keeps_us_from_nothing(is_silent, caplog):
     with _held_by_nobody(make_lock_name(), is_silent=is_silent), lock_machine("ours"):
         pass
     assert "going on without the machine's lock" in caplog.text
@@ -137,9 +131,7 @@ def test_a_user_who_takes_the_name_of_our_lock_keeps_us_from_nothing(
 
 @pytest.mark.parametrize("place", [".work", ".work/comparison.lock"])
 @pytest.mark.parametrize("kind", ["link to nowhere", "link to itself", "folder", "fifo", "file"])
-def test_what_stands_in_the_place_of_the_folders_lock_is_one_line_or_no_matter(
-    place: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stands_in_the_place_of_the_folders_lock_is_one_line_or_no_matter(place, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / place
     path.parent.mkdir(exist_ok=True)
@@ -156,7 +148,7 @@ def test_what_stands_in_the_place_of_the_folders_lock_is_one_line_or_no_matter(
         pass
 
 
-def _like_anybody(*command: str) -> list[str]:
+def _like_anybody(*command):
     """Return the command as one that may not write where it is not allowed to, though root types it."""
     if os.geteuid() != 0:
         return list(command)
@@ -167,9 +159,7 @@ def _like_anybody(*command: str) -> list[str]:
 
 
 @pytest.mark.parametrize("place", ["", ".work", "data/runs"])
-def test_a_folder_that_is_not_ours_is_one_line_with_whose_it_is_and_the_remedy(
-    place: str, tmp_path: Path, project: Path
-) -> None:
+def test_a_folder_that_is_not_ours_is_one_line_with_whose_it_is_and_the_remedy(place, tmp_path, project):
     folder = tmp_path / "project"
     theirs = folder / place
     theirs.mkdir(parents=True)

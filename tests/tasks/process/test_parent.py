@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -22,9 +21,8 @@ subprocess.run({command!r}, shell=True, executable="/bin/bash")
 """
 
 
-def _stage_of(parent: subprocess.Popen[str]) -> int:
+def _stage_of(parent):
     """Wait until the stage is up and return its pid: the youngest descendant."""
-    assert parent.stdout is not None
     assert parent.stdout.readline() == "up\n"
     pid = parent.pid
     while children := _children(pid):
@@ -32,12 +30,12 @@ def _stage_of(parent: subprocess.Popen[str]) -> int:
     return pid
 
 
-def _children(pid: int) -> list[int]:
+def _children(pid):
     found = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True, check=False)
     return [int(line) for line in found.stdout.split()]
 
 
-def _is_gone_within(pid: int, seconds: float) -> bool:
+def _is_gone_within(pid, seconds):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -49,7 +47,7 @@ def _is_gone_within(pid: int, seconds: float) -> bool:
 
 
 @pytest.mark.parametrize("shell_stays", [False, True])
-def test_a_stage_ends_within_seconds_of_the_kill_of_what_started_it(shell_stays: bool) -> None:
+def test_a_stage_ends_within_seconds_of_the_kill_of_what_started_it(shell_stays):
     command = f'{sys.executable} -c "{STAGE}"' + ("; true" if shell_stays else "")
     parent = subprocess.Popen([sys.executable, "-c", PARENT.format(command=command)], stdout=-1, text=True)
     stage = _stage_of(parent)
@@ -63,16 +61,13 @@ def test_a_stage_ends_within_seconds_of_the_kill_of_what_started_it(shell_stays:
 
 
 @pytest.mark.parametrize("is_detached", [False, True])
-def test_a_stage_under_make_ends_with_the_shell_that_typed_it_unless_that_may_log_out(
-    is_detached: bool, tmp_path: Path
-) -> None:
+def test_a_stage_under_make_ends_with_the_shell_that_typed_it_unless_that_may_log_out(is_detached, tmp_path):
     (tmp_path / "Makefile").write_text(f'compare:\n\t@{sys.executable} -c "{STAGE}"\n')
     typed = f"{'nohup ' if is_detached else ''}make -s -C {tmp_path} compare; true"
     # These tests may run under nohup themselves.
     shell = subprocess.Popen(
         ["env", "--default-signal=HUP", "bash", "-c", typed], stdout=-1, stderr=-2, text=True, start_new_session=True
     )
-    assert shell.stdout is not None
     while shell.stdout.readline() != "up\n":
         pass
     stage = shell.pid
@@ -87,8 +82,8 @@ def test_a_stage_under_make_ends_with_the_shell_that_typed_it_unless_that_may_lo
             os.kill(stage, signal.SIGKILL)
 
 
-def test_a_stage_whose_flow_was_killed_before_it_could_ask_ends_at_once() -> None:
-    def start(starter: int) -> subprocess.Popen[str]:
+def test_a_stage_whose_flow_was_killed_before_it_could_ask_ends_at_once():
+    def start(starter):
         environment = {**os.environ, STARTER: str(starter)}
         return subprocess.Popen([sys.executable, "-c", STAGE], stdout=-1, text=True, env=environment)
 
@@ -97,7 +92,6 @@ def test_a_stage_whose_flow_was_killed_before_it_could_ask_ends_at_once() -> Non
     assert start(flow.pid).wait(timeout=40) == -signal.SIGTERM
     stage = start(os.getpid())
     try:
-        assert stage.stdout is not None
         assert stage.stdout.readline() == "up\n"
     finally:
         stage.kill()

@@ -31,7 +31,7 @@ say("end")
 """
 
 
-def _run(*, ask_at: str, number: int = signal.SIGTERM, leaves_early: bool = True) -> tuple[int, list[str], str]:
+def _run(*, ask_at, number=signal.SIGTERM, leaves_early=True):
     """Send the signal once the stage has said a word; return exit code, words and the last line of its errors."""
     seconds = {name: 30 if name == ask_at else 0 for name in ("before", "inside", "after")}
     if not leaves_early:
@@ -40,7 +40,6 @@ def _run(*, ask_at: str, number: int = signal.SIGTERM, leaves_early: bool = True
         [sys.executable, "-c", _STAGE.format(leaves_early=leaves_early, **seconds)],
         cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert process.stdout is not None
     words = []
     while not words or words[-1] != ask_at:
         words.append(process.stdout.readline().strip())
@@ -52,23 +51,23 @@ def _run(*, ask_at: str, number: int = signal.SIGTERM, leaves_early: bool = True
 
 
 @pytest.mark.parametrize("ask_at", ["before", "after"])
-def test_outside_a_signal_ends_the_stage_at_once(ask_at: str) -> None:
+def test_outside_a_signal_ends_the_stage_at_once(ask_at):
     code, words, line = _run(ask_at=ask_at)
     assert (code, words[-1]) == (75, ask_at)
     assert line.startswith("stage: stopped; what is finished is kept")
 
 
-def test_inside_it_is_noted_and_answered_on_the_way_out() -> None:
+def test_inside_it_is_noted_and_answered_on_the_way_out():
     code, words, line = _run(ask_at="inside")
     assert (code, words) == (75, ["before", "inside", "stopped"])
     assert line.startswith("stage: stopped")
 
 
-def test_one_that_came_too_late_to_be_looked_at_is_answered_all_the_same() -> None:
+def test_one_that_came_too_late_to_be_looked_at_is_answered_all_the_same():
     code, words, _ = _run(ask_at="inside", leaves_early=False)
     assert (code, words) == (75, ["before", "inside", "stopped"])
 
 
-def test_ctrl_c_inside_is_one_by_hand_outside() -> None:
+def test_ctrl_c_inside_is_one_by_hand_outside():
     code, words, line = _run(ask_at="inside", number=signal.SIGINT)
     assert (code, words, line) == (-signal.SIGINT, ["before", "inside", "stopped"], "KeyboardInterrupt")

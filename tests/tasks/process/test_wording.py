@@ -16,11 +16,11 @@ from tasks.records.estimate import Estimate
         (12345.6, "12,300"),
     ],
 )
-def test_numbers_have_three_digits(value: float, words: str) -> None:
+def test_numbers_have_three_digits(value, words):
     assert wording.format_three_digits(value) == words
 
 
-def test_readable_text_has_no_lone_surrogate_and_no_control_character() -> None:
+def test_readable_text_has_no_lone_surrogate_and_no_control_character():
     assert wording.replace_unprintable("a\ud800b\x00c\x1b[31m\td\n") == "a?b�c�[31m\td\n"
     wording.replace_unprintable("\udfff").encode()
 
@@ -35,5 +35,5 @@ def test_readable_text_has_no_lone_surrogate_and_no_control_character() -> None:
         (0.99, 1.0, 1.01, "0.99x to 1.01x"),
     ],
 )
-def test_the_ends_of_an_interval_are_told_apart_and_from_one(low: float, value: float, high: float, words: str) -> None:
+def test_the_ends_of_an_interval_are_told_apart_and_from_one(low, value, high, words):
     assert wording.format_interval(Estimate(value=value, low=low, high=high)) == words

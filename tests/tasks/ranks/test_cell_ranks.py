@@ -3,8 +3,6 @@
 import contextlib
 import shutil
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,7 @@ from tests.tiny import make_config, make_slice, make_tiny_model
 from training.config import parse_config
 
 
-def test_ranks_compute_on_gpus_where_there_are_any(project: Path) -> None:
+def test_ranks_compute_on_gpus_where_there_are_any(project):
     params = load_params(project / "params.yaml")
     assert choose_device("1proc", params, make_machine(num_gpus=1, num_cpus=8)) == "cuda"
     assert choose_device("2proc", params, make_machine(num_cpus=2)) == "cpu"
@@ -26,14 +24,14 @@ def test_ranks_compute_on_gpus_where_there_are_any(project: Path) -> None:
 @pytest.mark.usefixtures("starts_warm")
 @pytest.mark.parametrize("num_left", [0, 12_288])
 def test_a_disk_that_takes_neither_a_checkpoint_nor_a_word_about_it_is_still_exit_code_4(
-    small_disk: Path, tmp_path: Path, num_left: int
-) -> None:
+    small_disk, tmp_path, num_left
+):
     config = make_config(
         small_disk / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=45)],
         checkpoint_every_steps=1,
     )  # fmt: skip
 
-    def fill(events: list[dict[str, Any]]) -> None:
+    def fill(events):
         if any(event["event"] == "launch_started" for event in events):
             # The rank may take some of it in the meantime: the disk is full then, too.
             with contextlib.suppress(OSError):

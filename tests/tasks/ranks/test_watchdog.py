@@ -7,16 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tasks.process.failure import DistributedError, ExitCode
 from tasks.ranks.cell_ranks import run_ranks
-from tasks.ranks.watchdog import Hang, Watchdog
+from tasks.ranks.watchdog import Watchdog
 from tests.chaos.hangs import HangTrial, hang_trials, work_of
 from tests.faults import plan_faults
 from tests.tiny import make_config, make_slice, make_tiny_model
@@ -28,14 +25,14 @@ _PATIENCE = 0.5
 
 
 @pytest.fixture
-def watchdog() -> Iterator[Watchdog]:
+def watchdog():
     """One that looks at two ranks and waits for half a second."""
     with Watchdog(world_size=2, step_seconds=_PATIENCE) as watchdog:
         yield watchdog
 
 
 @pytest.fixture
-def ranks(watchdog: Watchdog) -> list[Heartbeat]:
+def ranks(watchdog):
     """Two ranks in step 7, both in the forward pass."""
     ranks = [Heartbeat(watchdog.file, rank=rank) for rank in range(2)]
     for rank in ranks:
@@ -44,7 +41,7 @@ def ranks(watchdog: Watchdog) -> list[Heartbeat]:
     return ranks
 
 
-def _look(watchdog: Watchdog, seconds: float) -> Hang | None:
+def _look(watchdog, seconds):
     """Look as often as a stage does, for so long or until something hangs."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -54,12 +51,9 @@ def _look(watchdog: Watchdog, seconds: float) -> Hang | None:
     return None
 
 
-def test_the_rank_that_is_behind_is_named_and_those_that_wait_for_it_are_not(
-    watchdog: Watchdog, ranks: list[Heartbeat]
-) -> None:
+def test_the_rank_that_is_behind_is_named_and_those_that_wait_for_it_are_not(watchdog, ranks):
     ranks[0].enter(StepSection.BACKWARD)
     hang = _look(watchdog, 3)
-    assert hang is not None
     assert (hang.ranks, hang.stopped) == ([1], [])
     assert "rank 1 hangs in section forward of step 7" in str(hang)
     assert re.fullmatch(
@@ -68,7 +62,7 @@ def test_the_rank_that_is_behind_is_named_and_those_that_wait_for_it_are_not(
     )
 
 
-def test_a_rank_may_wait_for_as_long_as_the_other_one_moves_on(watchdog: Watchdog, ranks: list[Heartbeat]) -> None:
+def test_a_rank_may_wait_for_as_long_as_the_other_one_moves_on(watchdog, ranks):
     ranks[0].begin(1000)
     deadline = time.monotonic() + 3 * _PATIENCE
     while time.monotonic() < deadline:
@@ -76,22 +70,18 @@ def test_a_rank_may_wait_for_as_long_as_the_other_one_moves_on(watchdog: Watchdo
         assert _look(watchdog, _PATIENCE / 5) is None
 
 
-def test_of_ranks_at_the_same_place_it_is_the_one_that_has_not_joined_the_collective(
-    watchdog: Watchdog, ranks: list[Heartbeat]
-) -> None:
+def test_of_ranks_at_the_same_place_it_is_the_one_that_has_not_joined_the_collective(watchdog, ranks):
     ranks[0]._words[NUM_COLLECTIVES], ranks[1]._words[NUM_COLLECTIVES] = 11, 12
     hang = _look(watchdog, 3)
-    assert hang is not None
     assert hang.ranks == [0]
 
 
-def test_a_rank_that_a_signal_has_stopped_is_the_one(watchdog: Watchdog, ranks: list[Heartbeat]) -> None:
+def test_a_rank_that_a_signal_has_stopped_is_the_one(watchdog, ranks):
     process = subprocess.Popen(["sleep", "60"])
     try:
         ranks[1]._words[PID] = process.pid
         os.kill(process.pid, signal.SIGSTOP)
         hang = _look(watchdog, 3)
-        assert hang is not None
         assert (hang.ranks, hang.stopped) == ([1], [1])
         assert "rank 1 was stopped by a signal, so that its stack cannot be had" in str(hang)
     finally:
@@ -99,9 +89,7 @@ def test_a_rank_that_a_signal_has_stopped_is_the_one(watchdog: Watchdog, ranks: 
         process.wait()
 
 
-def test_starting_warming_up_and_large_checkpoints_are_given_more_time(
-    watchdog: Watchdog, ranks: list[Heartbeat]
-) -> None:
+def test_starting_warming_up_and_large_checkpoints_are_given_more_time(watchdog, ranks):
     for rank in ranks:
         rank.rest()
     assert _look(watchdog, 2 * _PATIENCE) is None
@@ -116,7 +104,7 @@ def test_starting_warming_up_and_large_checkpoints_are_given_more_time(
     assert _look(watchdog, 3) is not None
 
 
-def test_time_in_which_nobody_looked_says_nothing(watchdog: Watchdog, ranks: list[Heartbeat]) -> None:
+def test_time_in_which_nobody_looked_says_nothing(watchdog, ranks):
     with Watchdog(world_size=2, step_seconds=2.0) as patient:
         for rank in range(2):
             Heartbeat(patient.file, rank=rank).begin(1)
@@ -125,7 +113,7 @@ def test_time_in_which_nobody_looked_says_nothing(watchdog: Watchdog, ranks: lis
         assert patient.look() is None
 
 
-def test_only_processes_that_said_they_were_ranks_are_ended(watchdog: Watchdog, ranks: list[Heartbeat]) -> None:
+def test_only_processes_that_said_they_were_ranks_are_ended(watchdog, ranks):
     process = subprocess.Popen(["sleep", "60"])
     try:
         # Not the process that was seen under this number.
@@ -140,18 +128,16 @@ def test_only_processes_that_said_they_were_ranks_are_ended(watchdog: Watchdog, 
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Path
-) -> None:
+def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(tmp_path, monkeypatch, warm):
     monkeypatch.setattr(sys, "executable", str(warm / "python"))
     config = make_config(
         tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=60)],
         strategy="ddp", world_size=2, checkpoint_every_steps=2,
     )  # fmt: skip
-    events: list[dict[str, Any]] = []
+    events = []
     before = set(psutil.Process().children(recursive=True))
 
-    def run() -> None:
+    def run():
         run_ranks(
             parse_config(config), launcher="torchrun", stop=threading.Event(), follow=events.extend, watchdog_seconds=3
         )
@@ -175,7 +161,7 @@ def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(
 
 
 @pytest.mark.slow
-def test_hangs_and_failures_name_who_where_and_when_and_leave_nobody(tmp_path: Path) -> None:
+def test_hangs_and_failures_name_who_where_and_when_and_leave_nobody(tmp_path):
     hangs = [
         HangTrial("hang", 1, "data"), HangTrial("hang", 0, "collective"), HangTrial("hang", 1, "checkpoint"),
         HangTrial("stop", 0, "forward"), HangTrial("freeze", 1, "backward"),
@@ -208,7 +194,7 @@ def test_hangs_and_failures_name_who_where_and_when_and_leave_nobody(tmp_path: P
     _went_on_with_smaller_micro_batches(tmp_path, by_kind["oom:1", "backward"], by_kind["none", "update"])
 
 
-def _went_on_with_smaller_micro_batches(folder: Path, short: HangTrial, clean: HangTrial) -> None:
+def _went_on_with_smaller_micro_batches(folder, short, clean):
     """Check that the ranks that ran out of memory did the same work, and what they say of it."""
     assert (short.exit_code, clean.exit_code) == (0, 0), (short, clean)
     (segment,) = (work_of(folder, clean) / "segments").iterdir()

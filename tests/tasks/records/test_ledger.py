@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
@@ -19,15 +17,15 @@ entries = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), max_size=40)
 rows = st.lists(st.integers(0, 12), max_size=30)
 
 
-def parts(found: Entries) -> Iterator[Samples]:
+def parts(found):
     """Yield the entries as a ledger has them, five at a time; row r has r + 1 tokens."""
     for first in range(0, len(found), 5):
         some = np.array(found[first : first + 5], dtype=np.int32)
         yield Samples(np.zeros(len(some), dtype=np.int32), some[:, 0], some[:, 1], some[:, 1] + 1)
 
 
-def test_a_ledger_comes_to_its_samples_tokens_rows_and_steps_in_any_order() -> None:
-    found: Entries = [(2, 7), (1, 3), (1, 0), (2, 3)]
+def test_a_ledger_comes_to_its_samples_tokens_rows_and_steps_in_any_order():
+    found = [(2, 7), (1, 3), (1, 0), (2, 3)]
     ledger = make_ledger(parts(found))
     assert (ledger.num_samples, ledger.num_tokens) == (4, 8 + 4 + 1 + 4)
     assert make_ledger(parts(found[::-1])) == ledger
@@ -36,7 +34,7 @@ def test_a_ledger_comes_to_its_samples_tokens_rows_and_steps_in_any_order() -> N
 
 @given(mine=entries, its=entries)
 @settings(max_examples=150, deadline=None)
-def test_other_steps_are_counted_as_often_as_they_occur_and_the_first_is_named(mine: Entries, its: Entries) -> None:
+def test_other_steps_are_counted_as_often_as_they_occur_and_the_first_is_named(mine, its):
     is_same = make_ledger(parts(mine)).steps_digest == make_ledger(parts(its)).steps_digest
     excess = (Counter(mine) - Counter(its)) + (Counter(its) - Counter(mine))
     assert is_same == (not excess)
@@ -48,8 +46,8 @@ def test_other_steps_are_counted_as_often_as_they_occur_and_the_first_is_named(m
 
 @given(used=rows, expected=rows)
 @settings(max_examples=150, deadline=None)
-def test_each_expected_row_has_to_be_there_once(used: list[int], expected: list[int]) -> None:
-    def some() -> Iterator[np.ndarray]:
+def test_each_expected_row_has_to_be_there_once(used, expected):
+    def some():
         return (np.array(expected[first : first + 4]) for first in range(0, len(expected), 4))
 
     found = [(1, row) for row in used]
@@ -94,7 +92,7 @@ print(*(one.outcome for one in found), *totals, tokens[0]["expected"], resident_
 """
 
 
-def test_ledgers_of_a_million_samples_are_compared_in_the_memory_of_a_few(project: Path, tmp_path: Path) -> None:
+def test_ledgers_of_a_million_samples_are_compared_in_the_memory_of_a_few(project, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(project)}
     command = [sys.executable, "-c", _MILLION]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)

@@ -1,9 +1,6 @@
 import hashlib
 import re
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +27,7 @@ from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of
     ],
 )
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty"])
-def test_a_missing_or_damaged_file_is_named_in_one_line(
-    tmp_path: Path, params: dict[str, Any], name: str, damage: str
-) -> None:
+def test_a_missing_or_damaged_file_is_named_in_one_line(tmp_path, params, name, damage):
     path = tmp_path / name
     content = path.read_bytes()
     if damage == "missing":
@@ -45,9 +40,7 @@ def test_a_missing_or_damaged_file_is_named_in_one_line(
     assert "dvc repro" in str(refused.value)
 
 
-def test_tokens_to_learn_leave_out_the_first_of_each_row_and_what_is_cut(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
+def test_tokens_to_learn_leave_out_the_first_of_each_row_and_what_is_cut(tmp_path, params):
     part = outputs_of(tmp_path, params).slices["0-8"]
     assert part.count_units(128, workload="causal_lm") == 3 + 4 + 5 + 3 + 4 + 5 + 3 + 4
     assert part.count_units(5, workload="causal_lm") == 3 + 4 + 4 + 3 + 4 + 4 + 3 + 4
@@ -56,20 +49,20 @@ def test_tokens_to_learn_leave_out_the_first_of_each_row_and_what_is_cut(
     assert part.count_units(5, workload="image_classification") == 8
 
 
-def _flip(path: Path) -> None:
+def _flip(path):
     content = bytearray(path.read_bytes())
     content[8] ^= 1
     path.write_bytes(content)
 
 
-def _seal(segment: Path, content: bytes) -> None:
+def _seal(segment, content):
     """Write a ledger that its receipt vouches for."""
     (segment / "ledger.int32").write_bytes(content)
     seal_segment(segment)
 
 
-def _lower(column: str) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
+def _lower(column):
+    def change(path):
         columns = read_ledger(path.parent)
         write_ledger(path.parent, **columns | {column: columns[column] - 8})
 
@@ -87,9 +80,7 @@ def _lower(column: str) -> Callable[[Path], None]:
         *((_lower(name), f"ValueError: {name} is -") for name in ("rank", "step", "row_id", "num_tokens")),
     ],
 )
-def test_a_ledger_that_is_not_as_it_was_written_is_refused(
-    tmp_path: Path, params: dict[str, Any], damage: Callable[[Path], None], said: str
-) -> None:
+def test_a_ledger_that_is_not_as_it_was_written_is_refused(tmp_path, params, damage, said):
     path = segment_folder(tmp_path, "2proc") / "ledger.int32"
     damage(path)
     with pytest.raises(DataError) as refused:
@@ -99,16 +90,14 @@ def test_a_ledger_that_is_not_as_it_was_written_is_refused(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"files": []}', b'{"files": {"steps.jsonl": {}}}'])
-def test_a_ledger_that_no_receipt_vouches_for_is_refused(
-    tmp_path: Path, params: dict[str, Any], content: bytes | None
-) -> None:
+def test_a_ledger_that_no_receipt_vouches_for_is_refused(tmp_path, params, content):
     receipt = segment_folder(tmp_path, "2proc") / "receipt.json"
     receipt.unlink() if content is None else receipt.write_bytes(content)
     with pytest.raises(DataError, match=r"2proc/segments/0-8-epoch-1/(receipt\.json: |ledger\.int32: KeyError)"):
         collect_results(outputs_of(tmp_path, params))
 
 
-def _speed_up(segment: Path, *names: str) -> None:
+def _speed_up(segment, *names):
     """Let the segment have taken half the seconds, in these of its files, and say so of them alike."""
     for name in names:
         content = (segment / name).read_text()
@@ -121,9 +110,7 @@ def _speed_up(segment: Path, *names: str) -> None:
     ("names", "named"),
     [(("segment.json",), "segment.json"), (("steps.jsonl",), "steps.jsonl"), (("segment.json", "steps.jsonl"), "seg")],
 )
-def test_what_the_ranks_wrote_is_not_believed_once_it_was_edited(
-    tmp_path: Path, params: dict[str, Any], names: tuple[str, ...], named: str
-) -> None:
+def test_what_the_ranks_wrote_is_not_believed_once_it_was_edited(tmp_path, params, names, named):
     segment = segment_folder(tmp_path, "2proc")
     _speed_up(segment, *names)
     with pytest.raises(DataError, match=rf"2proc/segments/0-8-epoch-1/{named}.*ValueError: sha256 is .*, its receipt"):
@@ -134,7 +121,7 @@ def test_what_the_ranks_wrote_is_not_believed_once_it_was_edited(
     assert (run.steps.seconds[0] == 1.0) == ("steps.jsonl" in names)
 
 
-def test_a_receipt_that_was_edited_with_the_file_is_not_believed(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_a_receipt_that_was_edited_with_the_file_is_not_believed(tmp_path, params):
     segment = segment_folder(tmp_path, "2proc")
     before = hashlib.sha256((segment / "segment.json").read_bytes()).hexdigest()
     _speed_up(segment, "segment.json")
@@ -145,16 +132,14 @@ def test_a_receipt_that_was_edited_with_the_file_is_not_believed(tmp_path: Path,
         collect_results(outputs_of(tmp_path, params))
 
 
-def test_the_segment_of_another_training_is_refused_whole_as_it_is(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_the_segment_of_another_training_is_refused_whole_as_it_is(tmp_path, params):
     edit_segment(tmp_path, "2proc", fingerprint="ab" * 32)
     with pytest.raises(DataError, match=r"segment\.json: ValueError: fingerprint is (ab)+, run\.json names (f1)+: ano"):
         outputs_of(tmp_path, params)
 
 
 @pytest.mark.parametrize("change", [lambda raw: raw[:-8], lambda raw: raw + bytes(8)])
-def test_an_array_that_ends_elsewhere_than_it_says_is_refused(
-    tmp_path: Path, params: dict[str, Any], change: Callable[[bytes], bytes]
-) -> None:
+def test_an_array_that_ends_elsewhere_than_it_says_is_refused(tmp_path, params, change):
     path = tmp_path / "slices/0-8/row_ids.npy"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(DataError, match=r"row_ids.npy: ValueError: (ends within|goes on after) its 8 numbers"):
@@ -162,9 +147,7 @@ def test_an_array_that_ends_elsewhere_than_it_says_is_refused(
 
 
 @pytest.mark.parametrize("workload", ["causal_lm", "sequence_classification"])
-def test_offsets_that_fall_are_refused_whatever_the_rows_count(
-    tmp_path: Path, params: dict[str, Any], workload: str
-) -> None:
+def test_offsets_that_fall_are_refused_whatever_the_rows_count(tmp_path, params, workload):
     path = tmp_path / "slices/0-8/offsets.npy"
     offsets = np.load(path)
     offsets[3], offsets[4] = offsets[4], offsets[3]
@@ -174,7 +157,7 @@ def test_offsets_that_fall_are_refused_whatever_the_rows_count(
 
 
 @pytest.mark.parametrize("what", ["the whole run", "run.json", "a segment"])
-def test_the_training_of_another_cell_is_refused_in_one_line(tmp_path: Path, params: dict[str, Any], what: str) -> None:
+def test_the_training_of_another_cell_is_refused_in_one_line(tmp_path, params, what):
     runs = tmp_path / "runs"
     if what == "the whole run":
         shutil.rmtree(runs / "2proc")

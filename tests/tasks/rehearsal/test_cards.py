@@ -6,7 +6,7 @@ from tasks.process.failure import ConfigurationError
 from tasks.rehearsal.cards import parse_gpu
 
 
-def test_a_card_can_be_described_by_its_figures() -> None:
+def test_a_card_can_be_described_by_its_figures():
     number, card = parse_gpu("4x 48GB,864GB/s,181TFLOP/s")
     assert number == 4
     assert card.memory_gib == pytest.approx(0.93 * 48e9 / 2**30)
@@ -19,7 +19,7 @@ def test_a_card_can_be_described_by_its_figures() -> None:
 @pytest.mark.parametrize(
     "text", ["", "H100", "0x T4", "2x", "48GB", "0GB,864GB/s,181TFLOP/s", "1.2.3GB,1GB/s,1TFLOP/s"]
 )
-def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
+def test_anything_else_is_refused_with_what_is_allowed(text):
     with pytest.raises(
         ConfigurationError, match=r"GPU: got .*; allowed: A100-40, A100-80, H100-80, H200, B200, A10G, L4"
     ):

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,15 +14,7 @@ from tests.tiny import make_tiny_model
 from tests.warm.sources import link_sources
 
 
-def _run(
-    folder: Path,
-    gpu: str,
-    *options: str,
-    price: str = "null",
-    preset: str = "qwen2-arxiv",
-    more_cells: str = "",
-    **given: str,
-) -> subprocess.CompletedProcess[str]:
+def _run(folder, gpu, *options, price="null", preset="qwen2-arxiv", more_cells="", **given):
     text = (PROJECT / "presets" / f"{preset}.yaml").read_text()
     if (folder / "model").is_dir():
         text = re.sub(
@@ -39,26 +30,29 @@ def _run(
 
 
 @pytest.fixture(autouse=True)
-def sources(tmp_path: Path, starts_warm: None) -> Path:
+def sources(tmp_path, starts_warm):
     """A folder in which the command starts at once."""
     return link_sources(tmp_path)
 
 
 @pytest.fixture
-def folder(sources: Path) -> Path:
+def folder(sources):
     make_tiny_model(sources / "model")
     return sources
 
 
 @pytest.mark.slow
-def test_every_cell_is_told_with_its_memory_and_a_range_that_is_called_modelled(folder: Path) -> None:
+def test_every_cell_is_told_with_its_memory_and_a_range_that_is_called_modelled(folder):
     large = "\n  large: {strategy: zero1, world_size: 2}"
     done = _run(folder, "2x H100-80", price="2.5", more_cells=large)
     assert done.returncode == 0, done.stderr[-3000:]
     for words, number in (
-        (" fits.", 3), ("activations", 3), ("modelled, not measured", 9), (" (h:min:s) for 393 steps", 3),
+        (" fits.", 3),
+        ("activations", 3),
+        ("modelled, not measured", 9),
+        (" (h:min:s) for 393 steps", 3),
         (" per million tokens", 3),
-    ):  # fmt: skip
+    ):
         assert done.stdout.count(words) >= number, words
     disk = r"checkpoint of ([\d.]+) GiB, after 3 segments of each cell ([\d.]+) GiB in all"
     size, total = map(float, re.search(disk, done.stdout).groups())
@@ -70,7 +64,7 @@ def test_every_cell_is_told_with_its_memory_and_a_range_that_is_called_modelled(
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_says_what_would_and_ends_with_4(folder: Path) -> None:
+def test_what_does_not_fit_says_what_would_and_ends_with_4(folder):
     done = _run(folder, "1x 1.2GB,300GB/s,100TFLOP/s")
     assert done.returncode == 4, done.stderr[-3000:]
     assert "1gpu does not fit: 0." in done.stdout
@@ -80,7 +74,7 @@ def test_what_does_not_fit_says_what_would_and_ends_with_4(folder: Path) -> None
     assert "$" not in done.stdout, "without a price there is none"
 
 
-def test_a_precision_that_the_card_emulates_is_refused_with_2(folder: Path) -> None:
+def test_a_precision_that_the_card_emulates_is_refused_with_2(folder):
     done = _run(folder, "T4")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "train.precision: got bf16" in done.stderr
@@ -88,7 +82,7 @@ def test_a_precision_that_the_card_emulates_is_refused_with_2(folder: Path) -> N
 
 
 @pytest.mark.slow
-def test_of_a_model_of_the_hub_its_config_alone_is_fetched_and_its_commit_kept(tmp_path: Path) -> None:
+def test_of_a_model_of_the_hub_its_config_alone_is_fetched_and_its_commit_kept(tmp_path):
     whole = make_tiny_model(tmp_path / "whole")
     (whole / "tokenizer.json").write_text("{}")
     assert (whole / "model.safetensors").is_file()
@@ -104,7 +98,7 @@ def test_of_a_model_of_the_hub_its_config_alone_is_fetched_and_its_commit_kept(t
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_left_out_with_its_reason_and_the_first_that_fits_is_the_baseline(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_left_out_with_its_reason_and_the_first_that_fits_is_the_baseline(tmp_path):
     make_tiny_model(tmp_path / "model", vocab_size=8192, hidden_size=512, num_layers=4)
     # Between what one rank takes of weights and moments, and what each of two does that shard them.
     done = _run(tmp_path, "2x 1.62GB,300GB/s,100TFLOP/s", "--leave-out", preset="opt-1.3b-fsdp")

@@ -1,8 +1,6 @@
 """`train.micro_batch_size: auto`: the largest with which every cell fits, by rehearsals of a real, tiny model."""
 
 import logging
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,13 +14,12 @@ from tests.gpu.steps import read_told
 from tests.machines import make_machine
 from tests.tiny import make_config, make_slice, make_tiny_model, with_manifest
 from tests.tracked_run import PARAMS
-from training.config import TrainingConfig
 from training.rehearsal.rehearsed_step import rehearse_step
 
 pytestmark = pytest.mark.slow
 
 
-def _ask(*, batch: int = 16, **cells: Any) -> Params:
+def _ask(*, batch=16, **cells):
     train = PARAMS["train"] | {"micro_batch_size": "auto", "global_batch_size": batch, "seq_len": 32}
     found = Params.model_validate(PARAMS | {"train": train, **({"cells": cells} if cells else {})})
     assert found.train.micro_batch_size == AUTO
@@ -30,12 +27,12 @@ def _ask(*, batch: int = 16, **cells: Any) -> Params:
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return make_tiny_model(tmp_path / "model")
 
 
-def _tell(folder: Path, model: Path, strategy: str) -> TrainingConfig:
+def _tell(folder, model, strategy):
     rows = make_slice(folder / "slice", num_rows=16, min_len=32, max_len=32)
     told = make_config(
         folder / "work", model, [rows], strategy=strategy, world_size=2, global_batch_size=16, micro_batch_size=1
@@ -43,13 +40,13 @@ def _tell(folder: Path, model: Path, strategy: str) -> TrainingConfig:
     return read_told(told, folder)
 
 
-def test_a_cell_that_does_not_fit_at_all_says_so(model: Path, tmp_path: Path) -> None:
+def test_a_cell_that_does_not_fit_at_all_says_so(model, tmp_path):
     config = _tell(tmp_path, model, "ddp")
     with pytest.raises(ResourceError, match=r"auto: cells\.two does not fit into 0\.8 GiB per rank with one sample"):
         find_largest(_ask(), {"two": config}, {"two": GIB_PER_RANK}, capability=None)
 
 
-def test_the_cell_with_least_room_decides_for_all(model: Path, tmp_path: Path) -> None:
+def test_the_cell_with_least_room_decides_for_all(model, tmp_path):
     config = _tell(tmp_path, model, "ddp")
     needed = rehearse_step(config, capability=None).total_bytes / GIB + GIB_PER_RANK
     configs = {"wide": config, "narrow": config}
@@ -58,9 +55,7 @@ def test_the_cell_with_least_room_decides_for_all(model: Path, tmp_path: Path) -
     assert find_largest(params, configs, rooms, capability=None) == 1
 
 
-def test_what_was_found_is_kept_and_is_what_every_stage_works_with(
-    model: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_what_was_found_is_kept_and_is_what_every_stage_works_with(model, caplog, tmp_path):
     base_model = with_manifest(model, num_parameters=10**5, model_type="qwen2")
     # One size, each of whose rehearsals takes a second.
     params = _ask(batch=2, one={"strategy": "single", "world_size": 1}, two={"strategy": "ddp", "world_size": 2})

@@ -1,14 +1,12 @@
 """What ranks really hold in a step on the CPU, against what is known of its parts and what a rehearsal says of it."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.gpu.steps import read_told
 from tests.tiny import make_config, make_slice, make_tiny_model
-from tests.training.forked_ranks import ForkedRanks
+from training.combinations import NOT_REHEARSED, STRATEGIES
 from training.probing.live_memory import KINDS
 from training.registry import list_strategies
 from training.rehearsal.rehearsed_step import rehearse_step
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.slow
 SIZES = {name: 1 if name == "single" else 2 for name in list_strategies() if not find_profile(name).no_rehearsal}
 
 
-def _observe(ranks: ForkedRanks, folder: Path, **changes: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _observe(ranks, folder, **changes):
     """Return what each rank says, and the config."""
     model = make_tiny_model(folder / "model", vocab_size=512, hidden_size=64, num_layers=4)
     slices = [make_slice(folder / "slice", num_rows=48, min_len=16, max_len=32, vocab_size=512)]
@@ -30,9 +28,7 @@ def _observe(ranks: ForkedRanks, folder: Path, **changes: Any) -> tuple[list[dic
 
 
 @pytest.mark.parametrize("strategy", SIZES)
-def test_what_each_rank_holds_in_a_step_is_what_a_rehearsal_says_of_it(
-    strategy: str, ranks: ForkedRanks, tmp_path: Path
-) -> None:
+def test_what_each_rank_holds_in_a_step_is_what_a_rehearsal_says_of_it(strategy, ranks, tmp_path):
     found, told = _observe(ranks, tmp_path, strategy=strategy, world_size=SIZES[strategy])
     for rank, one in enumerate(found):
         assert set(one["parts"]) == set(KINDS)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -16,44 +15,40 @@ _CARD = Card(
 )  # fmt: skip
 
 
-def _load(**changes: Any) -> StepLoad:
+def _load(**changes):
     # Two products: one of 6e12 operations and little memory, one that is all memory (90 GB).
     work = Work(
         products=Counter({(6e12, 0, True): 1, (1e9, 90 * 10**9, True): 1}), other_bytes=90 * 10**9, num_kernels=2
     )
-    told: dict[str, Any] = {
+    told = {
         "work": work, "positions_rehearsed": 1000, "positions": 2000.0, "num_micro_batches": 2.0, "tokens": 1800.0,
         "num_updated": 0.0, "world_size": 1, "precision": "bf16", "is_modelled": True,
     }  # fmt: skip
     return StepLoad(**told | changes)
 
 
-def test_a_micro_batch_takes_its_arithmetic_or_its_memory_at_the_assumed_shares_of_the_peaks() -> None:
+def test_a_micro_batch_takes_its_arithmetic_or_its_memory_at_the_assumed_shares_of_the_peaks():
     found = model_tokens_per_second(_load(), _CARD)
     # At most: 75 % of 100 TFLOP/s and 90 % of 1,000 GB/s; at least: 40 % and 60 %. Two such micro-batches per step.
     fast, slow = 6e12 / 75e12 + 90 / 900 + 90 / 900, 6e12 / 40e12 + 90 / 600 + 90 / 600
-    assert found is not None
     assert found.high == pytest.approx(1800 / (2 * fast))
     assert found.low == pytest.approx(1800 / (2 * slow))
 
 
-def test_an_update_moves_44_bytes_per_parameter() -> None:
+def test_an_update_moves_44_bytes_per_parameter():
     found = model_tokens_per_second(_load(num_updated=1e9), _CARD)
-    assert found is not None
     assert found.high == pytest.approx(1800 / (2 * 0.28 + 44 / 900))
 
 
-def test_small_kernels_take_what_the_host_needs_to_launch_them() -> None:
+def test_small_kernels_take_what_the_host_needs_to_launch_them():
     found = model_tokens_per_second(_load(work=Work(num_kernels=100_000)), _CARD)
-    assert found is not None
     assert (found.low, found.high) == (pytest.approx(1800 / 2.0), pytest.approx(1800 / 0.8))
 
 
-def test_an_exchange_is_hidden_behind_the_backward_at_best_and_not_at_all_at_worst() -> None:
+def test_an_exchange_is_hidden_behind_the_backward_at_best_and_not_at_all_at_worst():
     alone = _load()
     two = replace(alone, world_size=2, work=replace(alone.work, exchanged=Counter({"allreduce_": 10**9})))
     found, speedup = model_tokens_per_second(two, _CARD), model_speedup(two, alone, _CARD)
-    assert found is not None
     assert speedup is not None
     # 1 GB once over a link of 10 GB/s at 40 %, beside 0.9 s of two micro-batches.
     assert found.low == pytest.approx(1800 / (2 * 0.45 + 1 / 4))
@@ -64,7 +59,7 @@ def test_an_exchange_is_hidden_behind_the_backward_at_best_and_not_at_all_at_wor
     assert speedup.low == pytest.approx(0.56 / 0.81)
 
 
-def test_nothing_is_said_where_the_card_is_not_known() -> None:
+def test_nothing_is_said_where_the_card_is_not_known():
     assert model_tokens_per_second(_load(precision="fp32"), _CARD) is None
     assert model_tokens_per_second(_load(world_size=2), replace(_CARD, link_gb_per_second=None)) is None
     assert model_tokens_per_second(_load(), replace(_CARD, link_gb_per_second=None)) is not None

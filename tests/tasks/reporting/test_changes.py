@@ -17,9 +17,7 @@ SPREAD = 0.005
 ENDS = ("", "_low", "_high")
 
 
-def record(
-    cell: str, step: Estimate, speedup: Estimate | None = None, *, session: int = 0, **changes: object
-) -> HistoryRecord:
+def record(cell, step, speedup=None, *, session=0, **changes):
     """Return one cell of one session."""
     figures = {"step_seconds": step} | ({} if speedup is None else {"speedup": speedup})
     content = BY_HAND["history_record"] | {
@@ -32,7 +30,7 @@ def record(
 
 
 @functools.cache
-def session(seed: int, mood: float, slower: tuple[tuple[str, float], ...] = ()) -> list[HistoryRecord]:
+def session(seed, mood, slower=()):
     """Return both cells on a machine that strays by as much within a session as between two; some slower."""
     draw = np.random.default_rng(seed)
     spread = math.exp(draw.normal(0, mood))
@@ -49,9 +47,7 @@ def session(seed: int, mood: float, slower: tuple[tuple[str, float], ...] = ()) 
 
 @pytest.mark.parametrize("mood", [0.03, 0.005], ids=["drifting", "calm"])
 @pytest.mark.parametrize(("slower", "least", "most"), [((), 0.0, 0.05), ((("2gpu", 1.1),), 0.95, 1.0)])
-def test_equal_sessions_are_rarely_called_regressions_and_10_percent_slower_ones_are(
-    mood: float, slower: tuple[tuple[str, float], ...], least: float, most: float
-) -> None:
+def test_equal_sessions_are_rarely_called_regressions_and_10_percent_slower_ones_are(mood, slower, least, most):
     called = 0
     for seed in range(1, NUM_SESSIONS):
         earlier = [one for before in range(max(0, seed - 11), seed) for one in session(before, mood)]
@@ -61,7 +57,7 @@ def test_equal_sessions_are_rarely_called_regressions_and_10_percent_slower_ones
     assert least <= called / (NUM_SESSIONS - 1) <= most
 
 
-def test_the_interval_of_a_change_is_that_worked_out_by_hand() -> None:
+def test_the_interval_of_a_change_is_that_worked_out_by_hand():
     # In logarithms: standard deviation 0.01 of each session; of two 0.01414; 1.96 times that is 0.02772.
     before, now = (record("2gpu", tight(took, 1.96 * 0.01), session=took > 0.1) for took in (0.1, 0.11))
     (change,) = make_history([before, now], [now]).changes
@@ -74,15 +70,13 @@ def test_the_interval_of_a_change_is_that_worked_out_by_hand() -> None:
     ("speedup", "verdict", "is_regression"),
     [(1.90, "slower", True), (1.95, "slower", False), (2.0, "no difference", False), (2.1, "faster", False)],
 )
-def test_a_regression_is_slower_by_interval_and_by_more_than_3_percent(
-    speedup: float, verdict: str, is_regression: bool
-) -> None:
+def test_a_regression_is_slower_by_interval_and_by_more_than_3_percent(speedup, verdict, is_regression):
     before, now = pair(2.0, speedup, width=0.01)
     change = make_history([before, now], [now]).changes[-1]
     assert (change.quantity, change.verdict, change.is_regression) == ("speedup", verdict, is_regression)
 
 
-def test_what_scattered_before_widens_the_interval() -> None:
+def test_what_scattered_before_widens_the_interval():
     speedups = [2.0, 2.2, 2.0, 2.2, 2.0, 2.2]
     earlier = [record("2gpu", tight(0.1), tight(value), session=number) for number, value in enumerate(speedups)]
     now = record("2gpu", tight(0.1), tight(1.95), session=9)
@@ -90,7 +84,7 @@ def test_what_scattered_before_widens_the_interval() -> None:
     assert make_history([*earlier, now], [now]).regression is None
 
 
-def test_a_baseline_that_became_faster_is_no_regression_of_the_others() -> None:
+def test_a_baseline_that_became_faster_is_no_regression_of_the_others():
     before = [record("1gpu", tight(0.2), session=1), record("2gpu", tight(0.1), tight(2.0), session=1)]
     now = [record("1gpu", tight(0.16), session=2), record("2gpu", tight(0.1), tight(1.6), session=2)]
     history = make_history([*before, *now], now)
@@ -111,7 +105,7 @@ def test_a_baseline_that_became_faster_is_no_regression_of_the_others() -> None:
         {"step_seconds": None},
     ],
 )
-def test_only_the_same_work_on_the_same_models_that_passed_is_comparable(changes: dict[str, object]) -> None:
+def test_only_the_same_work_on_the_same_models_that_passed_is_comparable(changes):
     before, now = pair(2.0, 1.5, width=0.01)
     assert make_history([before, now], [now]).regression is not None
     other = before.model_copy(update=changes)
@@ -131,7 +125,7 @@ def test_only_the_same_work_on_the_same_models_that_passed_is_comparable(changes
         ({}, "nothing that is recorded"),
     ],
 )
-def test_what_else_changed_is_named_as_suspect(changes: dict[str, object], suspect: str) -> None:
+def test_what_else_changed_is_named_as_suspect(changes, suspect):
     before, now = pair(2.0, 1.5, width=0.01)
     now = now.model_copy(update=changes)
     regression = str(make_history([before, now], [now]).regression)
@@ -139,7 +133,7 @@ def test_what_else_changed_is_named_as_suspect(changes: dict[str, object], suspe
     assert regression.endswith(f"; changed since 2026-01-01 00:01 UTC: {suspect}")
 
 
-def test_the_last_ten_comparisons_are_shown_and_without_speedups_while_withheld() -> None:
+def test_the_last_ten_comparisons_are_shown_and_without_speedups_while_withheld():
     records = [record("2gpu", tight(0.1), tight(2.0), session=number) for number in range(15)]
     assert make_history(records, records[-1:]).records == records[5:]
     failed = records[-1].model_copy(update={"gates_passed": False})
@@ -147,11 +141,11 @@ def test_the_last_ten_comparisons_are_shown_and_without_speedups_while_withheld(
     assert ({one.speedup for one in withheld.records}, withheld.changes) == ({None}, [])
 
 
-def tight(value: float, width: float = 0.01) -> Estimate:
+def tight(value, width=0.01):
     return Estimate(value=value, low=value * math.exp(-width), high=value * math.exp(width))
 
 
-def pair(before: float, now: float, *, width: float) -> tuple[HistoryRecord, HistoryRecord]:
+def pair(before, now, *, width):
     """Return two sessions with these speedups and equal step times."""
     first, second = (
         record("2gpu", tight(0.1), tight(speedup, width), session=number)

@@ -3,8 +3,6 @@
 import csv
 import json
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,6 @@ from tasks.process.failure import DataError
 from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
 from tasks.reporting.drawing import select_charts
-from tasks.reporting.results import Results
 from tasks.services.tracked import collect_final_figures
 from tests.tasks.reporting.comparison import (
     PARAMS,
@@ -29,13 +26,13 @@ from tests.tasks.reporting.comparison import (
 from tests.tasks.reporting.measured import arm, measurement, write_measurement
 from tests.tasks.reporting.rendered import drawn_html_of, lacks, markdown_of
 
-NODE: dict[str, Any] = {
+NODE = {
     "node_rank": 0, "host": "alpha", "cpu": "EPYC", "num_cpus": 1, "gpus": [], "driver": None, "num_ranks": 1,
     "address": "10.0.0.1", "interface": "eth0", "gpu_energy_joules": None, "versions": {"torch": "2.15.0"},
 }  # fmt: skip
 
 
-def test_the_figures_of_each_cell_are_those_worked_out_by_hand(clean_results: Results) -> None:
+def test_the_figures_of_each_cell_are_those_worked_out_by_hand(clean_results):
     one, two = clean_results.cells
     assert [one.cell, two.cell] == ["1proc", "2proc"]
     assert (one.is_baseline, two.is_baseline) == (True, False)
@@ -54,9 +51,7 @@ def test_the_figures_of_each_cell_are_those_worked_out_by_hand(clean_results: Re
     assert (one.speed, two.speed, two.speedup) == (None,) * 3
 
 
-def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_its_own(
-    measured_results: Results,
-) -> None:
+def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_its_own(measured_results):
     given = measurement()
     assert [cell.speed for cell in measured_results.cells] == list(given.speeds.values())
     assert [cell.speedup for cell in measured_results.cells] == [None, given.speedups["2proc"]]
@@ -74,7 +69,7 @@ def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_i
     assert [one.host_gib for one in blocks] == [[0.5, 0.6]] * 24
 
 
-def test_an_epoch_is_one_pass_over_all_ranges(tmp_path: Path) -> None:
+def test_an_epoch_is_one_pass_over_all_ranges(tmp_path):
     params = PARAMS | {"train": PARAMS["train"] | {"epochs": 2}}
     seconds = {"1proc": [6.0, 5.0, 4.0, 3.0], "2proc": [4.0, 4.0, 2.0, 2.0]}
     results = collect_results(outputs_of(tmp_path, write_comparison(tmp_path, params=params, seconds=seconds)))
@@ -84,7 +79,7 @@ def test_an_epoch_is_one_pass_over_all_ranges(tmp_path: Path) -> None:
     assert (one.seconds_per_epoch, two.seconds_per_epoch) == (9.0, 6.0)
 
 
-def test_losses_of_exactly_nothing_are_compared_and_drawn(tmp_path: Path) -> None:
+def test_losses_of_exactly_nothing_are_compared_and_drawn(tmp_path):
     params = write_comparison(tmp_path)
     for cell, part, index in product(("1proc", "2proc"), RANGES, range(STEPS_PER_SEGMENT)):
         edit_steps(tmp_path, cell, part, index=index, loss=0.0)
@@ -95,14 +90,14 @@ def test_losses_of_exactly_nothing_are_compared_and_drawn(tmp_path: Path) -> Non
     assert collect_results(outputs_of(tmp_path, params)).failed_gates == ["Loss curves coincide"]
 
 
-def test_a_measurement_of_other_cells_is_refused(tmp_path: Path) -> None:
+def test_a_measurement_of_other_cells_is_refused(tmp_path):
     params = write_comparison(tmp_path)
     write_measurement(tmp_path, measurement(arm("1proc", 1), arm("2proc", 4)))
     with pytest.raises(DataError, match=r"cells \(ranks\) 1proc \(1\), 2proc \(4\), params.yaml has 1proc \(1\), 2pro"):
         outputs_of(tmp_path, params)
 
 
-def test_of_classifiers_the_best_is_the_first_of_the_most_accurate_and_the_last_the_last(tmp_path: Path) -> None:
+def test_of_classifiers_the_best_is_the_first_of_the_most_accurate_and_the_last_the_last(tmp_path):
     params, file = write_comparison(tmp_path), tmp_path / "evaluation" / "evaluation.json"
     evaluation = json.loads(file.read_text()) | {"samples": []}
     evaluation["epochs"] = {
@@ -136,8 +131,8 @@ def test_of_classifiers_the_best_is_the_first_of_the_most_accurate_and_the_last_
 
 @pytest.mark.parametrize(("cells", "is_todays"), [(("1proc", "2proc"), True), (("1proc",), True), (("2proc",), False)])
 def test_a_curve_has_every_look_at_todays_held_out_rows_and_the_report_says_who_looked_at_none(
-    tmp_path: Path, cells: tuple[str, ...], is_todays: bool
-) -> None:
+    tmp_path, cells, is_todays
+):
     params = write_comparison(tmp_path, params={**PARAMS, "train": {**PARAMS["train"], "eval_every_steps": 2}})
     digest = outputs_of(tmp_path, params).slices[PARAMS["heldout"]].manifest.digest if is_todays else "others"
     for cell, (part, loss) in product(cells, (("0-8", 3.5), ("8-16", 3.25))):
@@ -149,7 +144,7 @@ def test_a_curve_has_every_look_at_todays_held_out_rows_and_the_report_says_who_
     assert ("no held-out loss in mid-training" in markdown_of(results)) == ([] in seen.values())
 
 
-def test_seconds_on_held_out_rows_are_accounted_for_by_the_clocks_gate(tmp_path: Path) -> None:
+def test_seconds_on_held_out_rows_are_accounted_for_by_the_clocks_gate(tmp_path):
     params = write_comparison(tmp_path)
     edit_segment(tmp_path, "2proc", "0-8", span_seconds=4 + 0.625 + 2.5, heldout_seconds=2.5)
     assert check_clock(outputs_of(tmp_path, params), "2proc").outcome == "passed"
@@ -157,7 +152,7 @@ def test_seconds_on_held_out_rows_are_accounted_for_by_the_clocks_gate(tmp_path:
     assert check_clock(outputs_of(tmp_path, params), "2proc").outcome == "failed"
 
 
-def test_each_node_has_a_row_and_devices_of_its_own(tmp_path: Path) -> None:
+def test_each_node_has_a_row_and_devices_of_its_own(tmp_path):
     params, run = write_comparison(tmp_path), tmp_path / "runs" / "2proc" / "run.json"
     edit_json(tmp_path / "machine.json", num_cpus=1)
     for num_cpus, verdict in ((1, "passed"), (0, "failed")):

@@ -1,19 +1,15 @@
 """What the comparison written by hand costs: 63 tokens in 10 s on one rank, in 6.4 s on two; see comparison.py."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tasks.reporting.collect import collect_results
-from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import PARAMS, edit_json, outputs_of, write_comparison
 from tests.tasks.reporting.measured import arm, measurement, write_measurement
 
 PRICE = {"price_per_gpu_hour": 2.5, "price_date": "2026-11-01", "price_source": "an offer"}
 
 
-def results_of(folder: Path, *, measured: Any = None, **params: Any) -> Results:
+def results_of(folder, *, measured=None, **params):
     content = PARAMS | {"cost": PRICE} | params
     write_comparison(folder, params=content)
     if measured is not None:
@@ -21,9 +17,8 @@ def results_of(folder: Path, *, measured: Any = None, **params: Any) -> Results:
     return collect_results(outputs_of(folder, content))
 
 
-def test_the_cost_of_a_training_is_worked_out_from_its_seconds(tmp_path: Path) -> None:
+def test_the_cost_of_a_training_is_worked_out_from_its_seconds(tmp_path):
     cost = results_of(tmp_path).cost
-    assert cost is not None
     one, two = cost.cells
     assert (cost.basis, one.num_devices, two.num_devices) == ("trained", 1, 2)
     figures = (one.usd_per_epoch, two.usd_per_epoch, one.usd_per_million_tokens, two.usd_per_million_tokens)
@@ -34,11 +29,10 @@ def test_the_cost_of_a_training_is_worked_out_from_its_seconds(tmp_path: Path) -
     assert (two.result_seconds, two.results_per_hour, two.baseline_results_per_hour) == pytest.approx((6.4, 562.5, 720))
 
 
-def test_where_speed_was_measured_the_cost_follows_from_the_measurement(tmp_path: Path) -> None:
+def test_where_speed_was_measured_the_cost_follows_from_the_measurement(tmp_path):
     # 15.5 tokens per step: in 68 ms on one rank, in 42 ms on two.
     measured = measurement(arm("1proc", 1), arm("2proc", 2, joules_per_token=0.0128))
     cost = results_of(tmp_path, measured=measured).cost
-    assert cost is not None
     one, two = cost.cells
     assert cost.basis == "measured"
     assert two.usd_per_epoch == pytest.approx(2.5 * 2 * 63 / (15.5 / 0.042) / 3600)
@@ -49,7 +43,7 @@ def test_where_speed_was_measured_the_cost_follows_from_the_measurement(tmp_path
     assert two.baseline_results_per_hour == pytest.approx(2 * one.results_per_hour * 34.5 / 36.5)
 
 
-def test_more_jobs_than_one_are_told_by_devices_of_the_baseline(tmp_path: Path) -> None:
+def test_more_jobs_than_one_are_told_by_devices_of_the_baseline(tmp_path):
     cells = {f"{size}proc": {"strategy": "ddp", "world_size": size} for size in (2, 4, 1)}
     params = PARAMS | {"cells": cells, "cost": PRICE}
     seconds = {"2proc": [6.0, 4.0], "4proc": [4.0, 2.4], "1proc": [12.0, 9.0]}

@@ -1,20 +1,17 @@
 import csv
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks.reporting import data_files
-from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import outputs_of
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
+def rows_of(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_losses_csv_has_one_line_per_cell_and_step(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_losses_csv_has_one_line_per_cell_and_step(tmp_path, params):
     data_files.write_losses(tmp_path / "losses.csv", outputs_of(tmp_path, params))
     rows = [(row["cell"], row["step"], row["loss"]) for row in rows_of(tmp_path / "losses.csv")]
     assert rows[:2] == [("1proc", "1", "4.0"), ("1proc", "2", "3.9")]
@@ -22,8 +19,8 @@ def test_losses_csv_has_one_line_per_cell_and_step(tmp_path: Path, params: dict[
 
 
 def test_epochs_csv_has_a_line_per_cell_and_epoch_and_no_figure_that_compares(
-    tmp_path: Path, measured_results: Results, withheld_measured_results: Results
-) -> None:
+    tmp_path, measured_results, withheld_measured_results
+):
     data_files.write_epochs(tmp_path / "epochs.csv", measured_results)
     one, two = rows_of(tmp_path / "epochs.csv")
     assert (one["cell"], one["epoch"], one["train_seconds"]) == ("1proc", "1", "10.0")
@@ -33,7 +30,7 @@ def test_epochs_csv_has_a_line_per_cell_and_epoch_and_no_figure_that_compares(
     assert (metrics["state"], metrics["speedup"]) == ("withheld", None)
 
 
-def test_a_file_is_replaced_not_written_into(tmp_path: Path) -> None:
+def test_a_file_is_replaced_not_written_into(tmp_path):
     """DVC's cache may hold the same file under another name."""
     path, cached = tmp_path / "index.html", tmp_path / "cached"
     path.write_text("old")

@@ -2,16 +2,15 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 from tasks.reporting.diff import render_diff
-from tasks.reporting.results import Results, write_results
+from tasks.reporting.results import write_results
 from tests.conftest import PROJECT
 from tests.tasks.reporting.measured import arm, estimate, measure_again, measurement
 from tests.tasks.reporting.rendered import lacks
 
 
-def test_a_faster_session_stands_with_the_noise_of_both(measured_results: Results) -> None:
+def test_a_faster_session_stands_with_the_noise_of_both(measured_results):
     two = arm("2proc", 2, seconds=0.040, speedup=estimate(68 / 40))
     faster = measure_again(measured_results, measurement(arm("1proc", 1), two))
     text = render_diff("markdown", measured_results, faster)
@@ -22,7 +21,7 @@ def test_a_faster_session_stands_with_the_noise_of_both(measured_results: Result
     assert "is no speedup" not in text
 
 
-def test_what_is_recorded_otherwise_is_named_and_another_work_gives_no_speedup(measured_results: Results) -> None:
+def test_what_is_recorded_otherwise_is_named_and_another_work_gives_no_speedup(measured_results):
     now = measured_results.comparison
     other = {
         "train": now.train | {"learning_rate": 0.5},
@@ -42,7 +41,7 @@ def test_what_is_recorded_otherwise_is_named_and_another_work_gives_no_speedup(m
     assert not lacks(text, is_other, "16 samples per step")
 
 
-def test_speedups_against_another_baseline_are_not_divided(measured_results: Results) -> None:
+def test_speedups_against_another_baseline_are_not_divided(measured_results):
     first, *others = measured_results.cells
     for changes, ratio in (({}, "1.00 (0.97 to 1.04)"), ({"cell": "other"}, ""), ({"strategy": "ddp"}, "")):
         now = measured_results.model_copy(update={"cells": [first.model_copy(update=changes), *others]})
@@ -53,9 +52,9 @@ def test_speedups_against_another_baseline_are_not_divided(measured_results: Res
 
 
 def test_the_command_writes_markdown_and_a_page_and_names_what_is_missing(
-    measured_results: Results, withheld_measured_results: Results, tmp_path: Path
-) -> None:
-    def run_diff(*words: str) -> "subprocess.CompletedProcess[str]":
+    measured_results, withheld_measured_results, tmp_path
+):
+    def run_diff(*words):
         command = [sys.executable, "-m", "tasks.reporting.diff", *words]
         return subprocess.run(command, cwd=PROJECT, text=True, capture_output=True)
 

@@ -5,7 +5,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from tasks.reporting import drawing
-from tasks.reporting.results import Results
 from tests.tasks.reporting.hostile import NAMES, hostile
 from tests.tasks.reporting.measured import measure_again, measurement
 from tests.tasks.reporting.rendered import draw_once
@@ -22,11 +21,11 @@ SHOWN = {
 """Chart -> figures of it, and what stands on its axes with the unit."""
 
 
-def texts(svg: str) -> list[str]:
+def texts(svg):
     return ["".join(part.itertext()) for part in ElementTree.fromstring(svg).iter() if part.tag.endswith("}text")]
 
 
-def test_a_chart_that_has_nothing_to_show_is_left_out(clean_results: Results, measured_results: Results) -> None:
+def test_a_chart_that_has_nothing_to_show_is_left_out(clean_results, measured_results):
     assert list(drawing.select_charts(clean_results)) == NAMES_OF_CHARTS
     # Of one comparison there is no history yet.
     assert list(drawing.select_charts(measured_results)) == list(SHOWN)
@@ -35,9 +34,7 @@ def test_a_chart_that_has_nothing_to_show_is_left_out(clean_results: Results, me
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_chart_shows_its_figures_and_a_unit_on_every_axis_in_the_same_bytes_each_time(
-    measured_results: Results, name: str
-) -> None:
+def test_a_chart_shows_its_figures_and_a_unit_on_every_axis_in_the_same_bytes_each_time(measured_results, name):
     svg = draw_once(name, measured_results)
     assert set(SHOWN[name]) <= set(texts(svg))
     assert svg == drawing.draw_svg(name, drawing.find_charts()[name], measured_results)
@@ -54,7 +51,7 @@ def test_a_chart_shows_its_figures_and_a_unit_on_every_axis_in_the_same_bytes_ea
     assert all(attack not in attacked for attack in NAMES.values() if "<" in attack)
 
 
-def test_the_points_and_bars_are_drawn_where_the_figures_are(measured_results: Results) -> None:
+def test_the_points_and_bars_are_drawn_where_the_figures_are(measured_results):
     axes = Figure().subplots()
     drawing.find_charts()["waterfall"].draw(measured_results, axes)
     bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
@@ -70,9 +67,7 @@ def test_the_points_and_bars_are_drawn_where_the_figures_are(measured_results: R
 
 
 @pytest.mark.parametrize("name", ["frontier", "parallel_efficiency", "speedup"])
-def test_a_withheld_chart_says_which_gate_failed_and_shows_no_figure(
-    withheld_measured_results: Results, name: str
-) -> None:
+def test_a_withheld_chart_says_which_gate_failed_and_shows_no_figure(withheld_measured_results, name):
     shown = texts(draw_once(name, withheld_measured_results))
     assert "Withheld" in shown
     assert "“Same parameters on all ranks”" in " ".join(shown)

@@ -2,54 +2,45 @@
 
 import csv
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks.process.failure import DataError
 from tasks.reporting.collect import collect_results
 from tasks.reporting.history_file import COLUMNS, add_history, read_history
-from tasks.reporting.results import Results
-from tests.tasks.reporting.comparison import (
-    edit_segment,
-    outputs_of,
-    record_as,
-    setting_of,
-    write_comparison,
-)
+from tests.tasks.reporting.comparison import edit_segment, outputs_of, record_as, setting_of, write_comparison
 from tests.tasks.reporting.measured import arm, estimate, measurement, write_measurement
 
 SLOWER = {"seconds": 0.0525, "speedup": estimate(0.068 / 0.0525)}
 
 
 @pytest.fixture
-def measured(tmp_path: Path) -> dict[str, Any]:
+def measured(tmp_path):
     """What params.yaml holds; the comparison in tmp_path has a measurement: 2proc takes 42 ms."""
     params = write_comparison(tmp_path)
     write_measurement(tmp_path)
     return params
 
 
-def remember(folder: Path, params: dict[str, Any]) -> Results:
+def remember(folder, params):
     """Do of the stage what concerns the history, and draw nothing."""
     outputs = outputs_of(folder, params)
     return add_history(collect_results(outputs), outputs, folder / "reports" / "history.csv")
 
 
-def measure_again(folder: Path, **of_2proc: Any) -> None:
+def measure_again(folder, **of_2proc):
     """Write another measurement; with changes to 2proc."""
     again = measurement(arm("1proc", 1), arm("2proc", 2, **of_2proc), seconds=62.5)
     write_measurement(folder, again)
 
 
-def lines_of(folder: Path) -> list[dict[str, str]]:
+def lines_of(folder):
     """Return history.csv as any spreadsheet reads it."""
     with (folder / "reports" / "history.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_a_finished_comparison_adds_one_line_per_cell(tmp_path: Path, measured: dict[str, Any]) -> None:
+def test_a_finished_comparison_adds_one_line_per_cell(tmp_path, measured):
     results = remember(tmp_path, measured)
     first, second = lines_of(tmp_path)
     assert list(first) == COLUMNS
@@ -63,9 +54,7 @@ def test_a_finished_comparison_adds_one_line_per_cell(tmp_path: Path, measured: 
     assert {name: float(second[name]) for name in figures} == pytest.approx(figures, rel=1e-6)
 
 
-def test_the_same_results_add_nothing_and_another_session_its_own_lines(
-    tmp_path: Path, measured: dict[str, Any]
-) -> None:
+def test_the_same_results_add_nothing_and_another_session_its_own_lines(tmp_path, measured):
     first = remember(tmp_path, measured)
     before = (tmp_path / "reports" / "history.csv").read_bytes()
     assert remember(tmp_path, measured).history == first.history
@@ -81,9 +70,7 @@ def test_the_same_results_add_nothing_and_another_session_its_own_lines(
 
 
 @pytest.mark.parametrize("change", ["weight decay", "environment"])
-def test_a_session_of_other_work_or_arithmetic_is_not_compared_with_this_one(
-    tmp_path: Path, measured: dict[str, Any], change: str
-) -> None:
+def test_a_session_of_other_work_or_arithmetic_is_not_compared_with_this_one(tmp_path, measured, change):
     remember(tmp_path, measured)
     if change == "weight decay":
         measured = {**measured, "train": {**measured["train"], "weight_decay": 0.1}}
@@ -94,24 +81,21 @@ def test_a_session_of_other_work_or_arithmetic_is_not_compared_with_this_one(
             edit_segment(tmp_path, cell, part, settings=[setting_of(measured) | {"environment": variables}])
     measure_again(tmp_path, seconds=0.030)
     history = remember(tmp_path, measured).history
-    assert history is not None
     assert history.changes == []
     assert len({line["params_digest"] for line in lines_of(tmp_path)}) == 2
 
 
-def test_a_withheld_speedup_is_in_no_record_and_in_no_history_shown(tmp_path: Path, measured: dict[str, Any]) -> None:
+def test_a_withheld_speedup_is_in_no_record_and_in_no_history_shown(tmp_path, measured):
     remember(tmp_path, measured)
     measure_again(tmp_path, **SLOWER)
     edit_segment(tmp_path, "2proc", data_wait_seconds=1.0)
     history = remember(tmp_path, measured).history
     assert [line["gates_passed"] for line in lines_of(tmp_path)] == ["yes", "yes", "yes", "no"]
     assert [line["speedup"] != "" for line in lines_of(tmp_path)] == [False, True, False, False]
-    assert history is not None
     assert (history.regression, {one.speedup for one in history.records}) == (None, {None})
     # The training is repaired: another comparison, of the same measurement.
     edit_segment(tmp_path, "2proc", data_wait_seconds=0.01)
     repaired = remember(tmp_path, measured).history
-    assert repaired is not None
     assert "speedup of 2proc 1.62x -> 1.30x" in str(repaired.regression)
     assert len(lines_of(tmp_path)) == 6
 
@@ -124,9 +108,7 @@ def test_a_withheld_speedup_is_in_no_record_and_in_no_history_shown(tmp_path: Pa
         ("fit to measure\n", "fit to measure,more\n", "line 2 has 26 fields of 25"),
     ],
 )
-def test_a_file_that_is_no_history_of_this_version_ends_in_one_line_and_stays(
-    tmp_path: Path, measured: dict[str, Any], old: str, new: str, says: str
-) -> None:
+def test_a_file_that_is_no_history_of_this_version_ends_in_one_line_and_stays(tmp_path, measured, old, new, says):
     remember(tmp_path, measured)
     path = tmp_path / "reports" / "history.csv"
     damaged = path.read_text().replace(old, new, 1)

@@ -1,7 +1,5 @@
 """What a line says of more ranks, against arithmetic by hand."""
 
-from typing import Any
-
 import pytest
 
 from tasks.reporting.more_ranks import carry_on, compute_growth
@@ -19,18 +17,18 @@ from tests.tasks.reporting.measured import link
         (3e-3, 2, 1.0),
     ],
 )
-def test_latency_grows_with_the_hops_and_bytes_as_in_a_ring(latency: float, world_size: int, growth: float) -> None:
+def test_latency_grows_with_the_hops_and_bytes_as_in_a_ring(latency, world_size, growth):
     found = compute_growth(link(latency_seconds=latency), world_size, num_messages=2, num_bytes=1e6)
     assert found == pytest.approx(growth)
 
 
 @pytest.mark.parametrize("changes", [{"latency_seconds": None}, {"seconds_per_byte": None}])
-def test_a_link_without_a_line_says_nothing(changes: dict[str, Any]) -> None:
+def test_a_link_without_a_line_says_nothing(changes):
     assert compute_growth(link(**changes), 4, num_messages=1, num_bytes=1e6) is None
     assert compute_growth(link(), 4, num_messages=1, num_bytes=0.0) is None
 
 
-def test_a_speedup_is_carried_on_by_what_it_loses() -> None:
+def test_a_speedup_is_carried_on_by_what_it_loses():
     # 1.6x on 2: a step takes 0.625 of one rank's, 0.125 of it lost; on 4 that is 0.25 + 1.5 x 0.125.
     assert carry_on(1.6, ranks=2, more=4, growth=1.5, is_weak=False) == pytest.approx(1 / 0.4375)
     assert carry_on(1.6, ranks=2, more=2, growth=1.0, is_weak=False) == pytest.approx(1.6)

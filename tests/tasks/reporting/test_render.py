@@ -2,16 +2,13 @@
 
 import re
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 from jinja2 import ChoiceLoader, DictLoader
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 from tasks.reporting import render
 from tasks.reporting.drawing import select_charts
-from tasks.reporting.results import Results
 from tests.tasks.reporting.hostile import NAMES, TEXT, hostile
 from tests.tasks.reporting.rendered import markdown_of
 
@@ -43,7 +40,7 @@ EVERY_MACRO = """
 class Page(HTMLParser):
     """What a page consists of; a tag that is closed wrongly is an AssertionError."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source):
         super().__init__()
         self.tags: list[str] = []
         self.text = ""
@@ -51,24 +48,24 @@ class Page(HTMLParser):
         self.feed(source)
         assert not self._open
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         if tag not in ("meta", "link", "input"):
             self._open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self._open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._open and self._open[-1] not in ("style", "script"):
             self.text += data
 
 
-def parse(markdown: str) -> list[Token]:
+def parse(markdown):
     return MarkdownIt("gfm-like", {"linkify": False}).parse(markdown)
 
 
-def read(markdown: str) -> str:
+def read(markdown):
     """Return what a reader of the Markdown sees."""
     shown = ""
     for token in parse(markdown):
@@ -77,11 +74,11 @@ def read(markdown: str) -> str:
 
 
 @pytest.fixture
-def every_macro(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_macro(monkeypatch):
     """A document that says `said` with every macro there is."""
     make = render._make_environment
 
-    def overlay(form: Any) -> Any:
+    def overlay(form):
         found = make(form)
         return found.overlay(
             loader=ChoiceLoader([DictLoader({"every.j2": EVERY_MACRO}), found.loader or DictLoader({})])
@@ -92,7 +89,7 @@ def every_macro(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("every_macro")
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_every_macro_says_the_same_in_both_forms_and_nothing_becomes_markup(attack: str) -> None:
+def test_every_macro_says_the_same_in_both_forms_and_nothing_becomes_markup(attack):
     pages, texts = [], []
     for said in (attack, "harmless"):
         pages.append(Page(render.render("html", "every", said=said, meanings={said: said})))
@@ -103,13 +100,13 @@ def test_every_macro_says_the_same_in_both_forms_and_nothing_becomes_markup(atta
     assert [token.type for token in parse(texts[0])] == [token.type for token in parse(texts[1])]
 
 
-def test_a_table_leaves_out_what_is_never_known_and_the_report_has_whole_rows(measured_results: Results) -> None:
-    words: set[str] = set()
+def test_a_table_leaves_out_what_is_never_known_and_the_report_has_whole_rows(measured_results):
+    words = set()
     laid = render.lay_out(["A", "B", "C"], [[1, None, None]], optional=["B"], unit="token", words=words)
     assert ([column["heading"] for column in laid["columns"]], laid["rows"], words) == (
         ["A", "C"], [["1", "n/a"]], {"A", "C"},
     )  # fmt: skip
-    row: list[int] = []
+    row = []
     for token in parse(markdown_of(hostile(measured_results))):
         if token.type in ("tr_open", "table_open"):
             row.append(0)
@@ -121,6 +118,6 @@ def test_a_table_leaves_out_what_is_never_known_and_the_report_has_whole_rows(me
 
 
 @pytest.mark.parametrize("name", ["clean", "withheld", "measured", "withheld_measured"])
-def test_every_chart_that_has_something_to_show_has_its_place(name: str, request: pytest.FixtureRequest) -> None:
+def test_every_chart_that_has_something_to_show_has_its_place(name, request):
     results = request.getfixturevalue(f"{name}_results")
     assert sorted(re.findall(r"\(charts/(\w+)\.svg\)", markdown_of(results))) == sorted(select_charts(results))

@@ -1,7 +1,6 @@
 """The report of a search: its figures worked out by hand, its page and its Markdown."""
 
 import math
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ T_OF_TWO = 4.302652729911275
 
 
 @pytest.fixture
-def found() -> SearchFile:
+def found():
     """Four trials, of which two went on after an epoch; the second won, and two were repeated with seed 43."""
     return SearchFile.model_validate(BY_HAND["search"])
 
@@ -23,9 +22,7 @@ def found() -> SearchFile:
 @pytest.mark.parametrize(
     ("losses", "is_beyond"), [((3.04, 3.06), False), ((3.001, 3.101), True), ((3.001, 2.999), False)]
 )
-def test_a_lead_is_beyond_luck_if_seeds_scatter_less_and_show_one_too(
-    found: SearchFile, losses: tuple[float, float], is_beyond: bool
-) -> None:
+def test_a_lead_is_beyond_luck_if_seeds_scatter_less_and_show_one_too(found, losses, is_beyond):
     repeats = [RepeatRecord(trial=trial, seed=43, loss=loss) for trial, loss in zip((1, 2), losses, strict=True)]
     changed = found.model_copy(update={"repeats": repeats})
     spread = judge_lead(changed)
@@ -39,12 +36,12 @@ def test_a_lead_is_beyond_luck_if_seeds_scatter_less_and_show_one_too(
     assert not lacks(lead, "led trial-2 by 0.1000", f"by {losses[1] - losses[0]:.4f} in the mean", f"by {scatter:.4f}")
 
 
-def test_trials_at_once_and_ranks_per_trial_are_reckoned_from_what_was_measured(found: SearchFile) -> None:
+def test_trials_at_once_and_ranks_per_trial_are_reckoned_from_what_was_measured(found):
     # Beside others: the first epoch, 10 s; alone: the mean of 6 and 8 s; by two ranks: 4 s. Three trials had an epoch,
     # two at a time, and one had two more: 2 x 10 + 2 x 7 = 34 s, against 3 x 4 + 2 x 4 = 20 s.
     *_, costs = describe_search(found)
     assert not lacks(costs, "10.0 s", "7.00 s", "4.00 s", "34.0 s", "20.0 s", "ranks per trial, by 1.70x")
     slow = SpreadRecord(cell="2proc", world_size=2, epoch=TrialEpoch(num_tokens=1000, train_seconds=8.5))
     assert describe_search(found.model_copy(update={"spread": slow}))[2].endswith("trials at once, by 1.25x.")
-    unknown: dict[str, Any] = {"spread": "not asked for", "repeats": [], "runner_up": None}
+    unknown = {"spread": "not asked for", "repeats": [], "runner_up": None}
     assert len(describe_search(found.model_copy(update=unknown))) == 3

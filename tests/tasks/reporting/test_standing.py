@@ -1,8 +1,5 @@
 """What the gates leave of each cell's speedup, and that nothing else of a cell goes with it."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS, Check, check_gates, compute_standings
@@ -28,14 +25,14 @@ THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp",
 SECONDS = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4], "4proc": [2.5, 1.5]}
 
 
-def write_three(folder: Path, *, num_cpus: int = 2) -> dict[str, Any]:
+def write_three(folder, *, num_cpus=2):
     """Write a comparison of 1, 2 and 4 processes; the four share two cores unless there are more."""
     params = write_comparison(folder, params=THREE_CELLS, seconds=SECONDS)
     edit_json(folder / "machine.json", num_cpus=num_cpus)
     return params
 
 
-def measured_three() -> MeasurementFile:
+def measured_three():
     """Return a measurement of the three, with changes tried on 2proc and one on 4proc."""
     tried = advice()
     better = tried.tried[0].model_copy(update={"cell": "4proc", "change": "larger buckets"})
@@ -46,7 +43,7 @@ def measured_three() -> MeasurementFile:
     )  # fmt: skip
 
 
-def test_one_bad_cell_of_three_withholds_its_own_speedup_only_and_in_every_output(tmp_path: Path) -> None:
+def test_one_bad_cell_of_three_withholds_its_own_speedup_only_and_in_every_output(tmp_path):
     params, given = write_three(tmp_path), measured_three()
     write_measurement(tmp_path, given)
     results = collect_results(outputs_of(tmp_path, params))
@@ -55,9 +52,7 @@ def test_one_bad_cell_of_three_withholds_its_own_speedup_only_and_in_every_outpu
     assert four.standing.gates == ["Every rank has a device of its own"]
     assert (two.speedup, four.speedup) == (given.speedups["2proc"], None)
     found = results.measurement
-    assert found is not None
     assert (found.waterfalls, found.beside) == (given.waterfalls[:1], given.beside)
-    assert found.advice is not None
     assert [one.cell for one in found.advice.tried] == ["2proc"] * 3
     assert found.advice.combined is None
     assert [("4proc" in said, "2proc" in said) for said in found.left_out] == [(True, False)] * 2
@@ -76,8 +71,8 @@ def test_one_bad_cell_of_three_withholds_its_own_speedup_only_and_in_every_outpu
 
 @pytest.mark.parametrize("is_checked", [False, True])
 def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_speedup_stands(
-    tmp_path: Path, params: dict[str, Any], is_checked: bool
-) -> None:
+    tmp_path, params, is_checked
+):
     write_measurement(tmp_path)
     drop_updates(tmp_path, "2proc")
     if is_checked:
@@ -106,7 +101,7 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
 
 
 @pytest.fixture(scope="module")
-def passed_gates(tmp_path_factory: pytest.TempPathFactory) -> list[Gate]:
+def passed_gates(tmp_path_factory):
     """Every gate, of three cells that were measured and passed all of them."""
     folder = tmp_path_factory.mktemp("passed")
     params = write_three(folder, num_cpus=4)
@@ -121,8 +116,8 @@ def passed_gates(tmp_path_factory: pytest.TempPathFactory) -> list[Gate]:
 @pytest.mark.parametrize("name", [check.name for check in CHECKS + CHECKS_OF_BLOCKS])
 @pytest.mark.parametrize(("verdict", "state"), [("not checked", "unproven"), ("failed", "withheld")])
 def test_no_gate_is_passed_over_that_failed_or_was_not_checked_of_a_cell_or_of_its_baseline(
-    passed_gates: list[Gate], name: str, verdict: str, state: str
-) -> None:
+    passed_gates, name, verdict, state
+):
     """Whichever gate it is; what is measured against an unproven baseline is unproven too."""
     cells = list(THREE_CELLS["cells"])
     for number, cell in enumerate(cells):
@@ -134,22 +129,19 @@ def test_no_gate_is_passed_over_that_failed_or_was_not_checked_of_a_cell_or_of_i
         assert all(found[one].gates == [name] for one in concerned)
 
 
-def _with_verdict(gate: Gate, cell: str, verdict: str) -> Gate:
-    findings = [one.model_copy(update={"outcome": verdict}) if one.cell == cell else one for one in gate.findings]
+def _with_verdict(gate, cell, verdict):
+    findings = [one.model_copy(update={"verdict": verdict}) if one.cell == cell else one for one in gate.findings]
     return gate.model_copy(update={"findings": findings})
 
 
-def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is_proven(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
+def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is_proven(tmp_path, params):
     owed = [check.name for check in CHECKS + CHECKS_OF_BLOCKS if check.is_owed_by_several_ranks]
     assert owed == ["Update equivalence", "Gradients were synchronised", "Same parameters on all ranks"]
     write_measurement(tmp_path)
     outputs = outputs_of(tmp_path, params)
     silent = Check(name="Silent", question="?", find=lambda *_: None, is_owed_by_several_ranks=True)
     found = silent.judge(outputs, "2proc")
-    assert found is not None
-    assert found.outcome == "not checked"
+    assert found.verdict == "not checked"
     # One rank has nothing to show.
     assert silent.judge(outputs, "1proc") is None
     assert Check(name="Silent", question="?", find=lambda *_: None).judge(outputs, "2proc") is None
@@ -172,6 +164,6 @@ def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is
         ((), "not checked"),
     ],
 )
-def test_a_gates_own_verdict_follows_from_its_findings(verdicts: tuple[Any, ...], verdict: str) -> None:
-    found = [CellFinding(cell=f"c{number}", outcome=one, compared=one) for number, one in enumerate(verdicts)]
-    assert Gate(name="A gate", question="Does it hold?", findings=found).outcome == verdict
+def test_a_gates_own_verdict_follows_from_its_findings(verdicts, verdict):
+    found = [CellFinding(cell=f"c{number}", verdict=one, compared=one) for number, one in enumerate(verdicts)]
+    assert Gate(name="A gate", question="Does it hold?", findings=found).verdict == verdict

@@ -1,7 +1,5 @@
 """Which rank is slower than the others, by figures made up for it and by real ranks."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ from tasks.records.outputs import Steps
 from tasks.reporting.straggler import find_slowest_rank
 
 
-def _steps(own: Any, positions: Any = None) -> Steps:
+def _steps(own, positions=None):
     """Return steps of a second with these own seconds, (steps, ranks)."""
     own = np.asarray(own, dtype=float)
     zeros = np.zeros(len(own))
@@ -22,31 +20,28 @@ def _steps(own: Any, positions: Any = None) -> Steps:
     )  # fmt: skip
 
 
-def test_a_rank_that_takes_twice_as_long_is_named_with_what_the_others_wait() -> None:
+def test_a_rank_that_takes_twice_as_long_is_named_with_what_the_others_wait():
     slowest = find_slowest_rank(_steps([[0.2, 0.4, 0.2]] * 10))
-    assert slowest is not None
     assert (slowest.rank, slowest.times_as_long, slowest.is_straggler) == (1, 2.0, True)
     assert slowest.waiting_share == pytest.approx(0.2), "0.4 s of each second, of which the others need half"
 
 
-def test_longer_micro_batches_and_moments_are_no_lag() -> None:
+def test_longer_micro_batches_and_moments_are_no_lag():
     positions = np.array([[100, 300], [400, 100], [100, 900], [200, 100]] * 5)
     # 50 ms and 1 ms per position: a rank with three times the work takes 2.3 times as long.
     own = 0.05 + 0.001 * positions
     slowest = find_slowest_rank(_steps(own, positions))
-    assert slowest is not None
     assert slowest.times_as_long == pytest.approx(1.0)
     assert not slowest.is_straggler
     own[3, 1] += 30.0
     assert not getattr(find_slowest_rank(_steps(own, positions)), "is_straggler", None)
     own[:, 1] *= 2.5
     slowest = find_slowest_rank(_steps(own, positions))
-    assert slowest is not None
     assert (slowest.is_straggler, slowest.rank) == (True, 1)
     assert slowest.times_as_long == pytest.approx(2.5, rel=0.05)
 
 
-def test_clean_ranks_on_a_noisy_machine_are_never_called_stragglers() -> None:
+def test_clean_ranks_on_a_noisy_machine_are_never_called_stragglers():
     random = np.random.default_rng(1)
     for _ in range(150):
         world_size, num_steps = random.integers(2, 9), random.integers(8, 60)
@@ -56,13 +51,11 @@ def test_clean_ranks_on_a_noisy_machine_are_never_called_stragglers() -> None:
         own += (random.random((num_steps, world_size)) < 0.2) * random.exponential(0.1, (num_steps, world_size))
         own[:, 0] *= 1.2
         slowest = find_slowest_rank(_steps(own, positions))
-        assert slowest is not None
         assert not slowest.is_straggler, slowest
 
 
-def test_one_rank_ranks_that_do_not_say_and_too_few_steps_are_no_evidence() -> None:
+def test_one_rank_ranks_that_do_not_say_and_too_few_steps_are_no_evidence():
     assert find_slowest_rank(_steps([[0.2]] * 4)) is None
     assert find_slowest_rank(_steps([[0.0, 0.0]] * 4)) is None
     slowest = find_slowest_rank(_steps([[0.2, 0.6]] * 7))
-    assert slowest is not None
     assert (slowest.times_as_long, slowest.is_straggler) == (pytest.approx(3.0), False)

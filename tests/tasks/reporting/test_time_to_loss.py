@@ -1,8 +1,5 @@
 """When the cells came to a loss: both log 4.0, 3.9, 3.8, 3.7; their steps take 3, 3, 2, 2 s and 2, 2, 1.2, 1.2 s."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,13 +10,12 @@ from tests.tasks.reporting.comparison import PARAMS, edit_steps, outputs_of, wri
 from tests.tasks.reporting.rendered import markdown_of
 
 
-def times_of(folder: Path, params: dict[str, Any]) -> list[tuple[int | None, float | None]]:
+def times_of(folder, params):
     found = compute_time_to_loss(outputs_of(folder, params))
-    assert found is not None
     return [(cell.step, None if cell.train_seconds is None else round(cell.train_seconds, 9)) for cell in found.cells]
 
 
-def test_a_loss_is_reached_after_the_first_full_window_that_is_low_enough() -> None:
+def test_a_loss_is_reached_after_the_first_full_window_that_is_low_enough():
     losses = np.array([4.0, 2.0, 3.0, 1.0, 1.0])  # over two steps: 3.0, 2.5, 2.0, 1.0
     assert find_first_reached(losses, target=2.5, window=2) == 2
     assert find_first_reached(losses, target=2.4, window=2) == 3
@@ -27,7 +23,7 @@ def test_a_loss_is_reached_after_the_first_full_window_that_is_low_enough() -> N
     assert find_first_reached(losses, target=0.5, window=2) is None
 
 
-def _edit(folder: Path, part: str, index: int, **changes: Any) -> None:
+def _edit(folder, part, index, **changes):
     for cell in ("1proc", "2proc"):
         edit_steps(folder, cell, part, index=index, **changes)
 
@@ -49,23 +45,21 @@ NO_TARGET = {"loss": 0.0, "num_targets": 0}
         (None, ("8-16", 1, NO_TARGET), [(3, 8.0), (3, 5.2)]),
     ],
 )
-def test_each_cells_seconds_to_a_loss_are_those_of_its_steps_up_to_there(
-    tmp_path: Path, target: float | None, edit: tuple[str, int, dict[str, Any]] | None, expected: list[Any]
-) -> None:
+def test_each_cells_seconds_to_a_loss_are_those_of_its_steps_up_to_there(tmp_path, target, edit, expected):
     params = write_comparison(tmp_path, params=PARAMS | {"quality": {"target_loss": target}})
     if edit is not None:
         _edit(tmp_path, edit[0], edit[1], **edit[2])
     assert times_of(tmp_path, params) == expected
 
 
-def test_rounding_alone_keeps_no_cell_from_where_the_baseline_ended(tmp_path: Path) -> None:
+def test_rounding_alone_keeps_no_cell_from_where_the_baseline_ended(tmp_path):
     params = write_comparison(tmp_path)
     for loss, expected in ((3.7 * (1 + 1e-6), (4, 6.4)), (3.73, (None, None))):
         edit_steps(tmp_path, "2proc", "8-16", index=1, loss=loss)
         assert times_of(tmp_path, params) == [(4, 10.0), expected]
 
 
-def test_a_training_without_any_target_has_no_time_to_a_loss(tmp_path: Path) -> None:
+def test_a_training_without_any_target_has_no_time_to_a_loss(tmp_path):
     params = write_comparison(tmp_path)
     for part, index in (("0-8", 0), ("0-8", 1), ("8-16", 0), ("8-16", 1)):
         _edit(tmp_path, part, index, **NO_TARGET)
@@ -75,10 +69,9 @@ def test_a_training_without_any_target_has_no_time_to_a_loss(tmp_path: Path) -> 
     assert [curve.losses for curve in results.loss_curves] == [[], []]
 
 
-def test_long_curves_are_smoothed_over_a_twentieth_of_their_steps(tmp_path: Path) -> None:
+def test_long_curves_are_smoothed_over_a_twentieth_of_their_steps(tmp_path):
     outputs = outputs_of(tmp_path, write_comparison(tmp_path))
     for num_steps, window in ((39, 1), (40, 2), (999, 49), (5000, 50)):
         give_steps(outputs, **dict.fromkeys(outputs.runs, np.ones(num_steps)))
         found = compute_time_to_loss(outputs)
-        assert found is not None
         assert found.window_steps == window

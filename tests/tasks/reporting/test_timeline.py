@@ -1,6 +1,5 @@
 import gzip
 import json
-from pathlib import Path
 
 from tasks.records.measurement import MeasurementFile, RankTimeline
 from tasks.reporting.timeline import collect_hardware, collect_timelines, write_timelines
@@ -11,7 +10,7 @@ STEP = {cell: [RankTimeline.model_validate(one) for one in ranks] for cell, rank
 """A forward with a product in it, backward, exchange and update of rank 0; the clock of rank 1 began 100 us later."""
 
 
-def test_the_page_has_each_rank_on_one_clock_and_nothing_twice() -> None:
+def test_the_page_has_each_rank_on_one_clock_and_nothing_twice():
     (found,) = collect_timelines(STEP)
     spans = [(one.rank, one.kind, round(1e6 * one.start_seconds), round(1e6 * one.end_seconds)) for one in found.spans]
     assert spans == [
@@ -21,7 +20,7 @@ def test_the_page_has_each_rank_on_one_clock_and_nothing_twice() -> None:
     ]  # fmt: skip
 
 
-def test_a_trace_has_a_process_per_rank_and_the_same_bytes_each_time(tmp_path: Path) -> None:
+def test_a_trace_has_a_process_per_rank_and_the_same_bytes_each_time(tmp_path):
     write_timelines(tmp_path / "timelines", {**STEP, "../1proc": []})
     (file,) = (tmp_path / "timelines").glob("*.gz")
     before = file.read_bytes()
@@ -37,7 +36,7 @@ def test_a_trace_has_a_process_per_rank_and_the_same_bytes_each_time(tmp_path: P
     assert [one.name for one in file.parent.iterdir()] == ["README.txt"]
 
 
-def test_of_very_many_blocks_some_are_left_out_and_of_an_earlier_version_all(tmp_path: Path) -> None:
+def test_of_very_many_blocks_some_are_left_out_and_of_an_earlier_version_all(tmp_path):
     write_comparison(tmp_path)
     write_measurement(tmp_path)
     found = MeasurementFile.read(tmp_path / "measurements")

@@ -1,14 +1,9 @@
 """What the verdict and the first screen say of figures that decide otherwise; whole reports stand in tests/golden."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tasks.records.gate import BORNE_OUT, QUIET_TURNS
-from tasks.records.measurement import MeasurementFile
 from tasks.reporting.collect import collect_results
-from tasks.reporting.results import Results
 from tasks.reporting.verdict import make_verdict
 from tests.tasks.reporting.comparison import PARAMS, drop_updates, edit_json, edit_segment, outputs_of, write_comparison
 from tests.tasks.reporting.measured import arm, estimate, measurement, preflight, with_speedup, write_measurement
@@ -19,7 +14,7 @@ THREE = {"1proc": 0.12, "2proc": 0.08, "4proc": 0.05}
 THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
 
 
-def results_of(folder: Path, found: MeasurementFile, params: dict[str, Any] | None = None) -> Results:
+def results_of(folder, found, params=None):
     """Return the results of a comparison whose training took as long as its blocks."""
     seconds = {one.cell: [50 * one.step_seconds.value] * 2 for one in found.speeds.values()}
     params = write_comparison(folder, params=params, seconds=seconds)
@@ -28,7 +23,7 @@ def results_of(folder: Path, found: MeasurementFile, params: dict[str, Any] | No
     return collect_results(outputs_of(folder, params))
 
 
-def measure_three() -> MeasurementFile:
+def measure_three():
     ratios = {cell: None if cell == "1proc" else estimate(THREE["1proc"] / took) for cell, took in THREE.items()}
     arms = [arm(cell, int(cell[0]), seconds=took, speedup=ratios[cell]) for cell, took in THREE.items()]
     return measurement(*arms, waterfalls=[])
@@ -53,9 +48,7 @@ def measure_three() -> MeasurementFile:
         (with_speedup(1.6, preflight=preflight("others use 1.4 of 2 cores")), "proven", ("1.60x",), ("Yes",)),
     ],
 )  # fmt: skip
-def test_an_interval_decides_what_is_claimed(
-    tmp_path: Path, found: MeasurementFile, state: str, figures: tuple[str, ...], worth: tuple[str, ...]
-) -> None:
+def test_an_interval_decides_what_is_claimed(tmp_path, found, state, figures, worth):
     # With the parts of a waterfall contention would slow the jobs side by side.
     results = results_of(tmp_path, found.model_copy(update={"waterfalls": []}))
     assert results.state == state
@@ -67,7 +60,7 @@ def test_an_interval_decides_what_is_claimed(
     assert f'<span class="state">{state.capitalize()}' in html_of(results)
 
 
-def test_the_headline_is_the_best_cell_that_passed_and_says_what_is_withheld_and_why(tmp_path: Path) -> None:
+def test_the_headline_is_the_best_cell_that_passed_and_says_what_is_withheld_and_why(tmp_path):
     results = results_of(tmp_path, measure_three(), THREE_CELLS)
     assert not lacks(results.verdict, "4proc trains 2.40x", "60 %", "50.0 ms", "120 ms", "2proc 1.50x", "75 %")
     drop_updates(tmp_path, "4proc")
@@ -84,7 +77,7 @@ def test_the_headline_is_the_best_cell_that_passed_and_says_what_is_withheld_and
     assert not lacks(verdict, "4proc is withheld", "“Same parameters on all ranks”", "1 other gate")
 
 
-def test_cells_that_tie_are_called_a_tie_and_what_other_figures_say_stands_beside(tmp_path: Path) -> None:
+def test_cells_that_tie_are_called_a_tie_and_what_other_figures_say_stands_beside(tmp_path):
     cells = PARAMS["cells"] | {"ddp-2": {"strategy": "ddp", "world_size": 2}}
     for seconds, is_tie in ((0.043, True), (0.048, False)):
         two = arm("2proc", 2, of_all_turns=estimate(1.3), of_medians=1.61 if is_tie else 1.7)
@@ -98,7 +91,7 @@ def test_cells_that_tie_are_called_a_tie_and_what_other_figures_say_stands_besid
     assert "1proc is one rank inside fsdp2, no plain process" in verdict
 
 
-def test_weak_scaling_compares_samples_per_second(tmp_path: Path) -> None:
+def test_weak_scaling_compares_samples_per_second(tmp_path):
     two = arm("2proc", 2, samples_per_second=95.2, speedup=estimate(68 / 42))
     verdict = results_of(tmp_path, measurement(arm("1proc", 1), two, scaling="weak")).verdict
     assert not lacks(verdict, "weak scaling", "95.2 against 58.8 samples per second")
@@ -107,24 +100,22 @@ def test_weak_scaling_compares_samples_per_second(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("share", "is_withheld"), [(0.049, False), (0.051, True)])
 @pytest.mark.parametrize("cell", ["1proc", "2proc"])
 def test_waiting_for_data_in_the_measured_blocks_withholds_what_waiting_in_the_training_would(
-    tmp_path: Path, cell: str, share: float, is_withheld: bool
-) -> None:
+    tmp_path, cell, share, is_withheld
+):
     arms = [arm(name, size, data_wait_share=share * (name == cell)) for name, size in (("1proc", 1), ("2proc", 2))]
     verdict = results_of(tmp_path, measurement(*arms)).verdict
     assert (not lacks(verdict, "“Not data-bound” failed", cell, "5.1 %")) == is_withheld
     assert verdict.startswith("Withheld") == is_withheld
 
 
-def test_one_cell_has_no_speedup(tmp_path: Path) -> None:
+def test_one_cell_has_no_speedup(tmp_path):
     params = PARAMS | {"cells": {"1proc": PARAMS["cells"]["1proc"]}}
     verdict = results_of(tmp_path, measurement(arm("1proc", 1), waterfalls=[]), params).verdict
     assert not lacks(verdict, "Not measured: 1proc 6.80 s per epoch", "a speedup needs a second cell")
 
 
-def test_who_was_disturbed_is_told_to_measure_again_and_who_did_other_work_to_mend_it(
-    withheld_measured_results: Results,
-) -> None:
-    def find_next(*failed: str) -> str:
+def test_who_was_disturbed_is_told_to_measure_again_and_who_did_other_work_to_mend_it(withheld_measured_results):
+    def find_next(*failed):
         gates = []
         for gate in withheld_measured_results.gates:
             verdict = "failed" if gate.name in failed else "passed"

@@ -3,8 +3,6 @@
 import asyncio
 import base64
 import stat
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -15,17 +13,17 @@ from tasks.services.own_site import OwnSite, keep_credentials, make_credentials,
 ADDRESS = "http://127.0.0.1:5000"
 
 
-def _ask(credentials: str | None, path: str = "/", **headers: str) -> httpx.Response:
+def _ask(credentials, path="/", **headers):
     app = OwnSite(PlainTextResponse("inside"), address=ADDRESS, credentials=credentials)
 
-    async def ask() -> httpx.Response:
+    async def ask():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ADDRESS) as client:
             return await client.get(path, headers=headers)
 
     return asyncio.run(ask())
 
 
-def _basic(credentials: str) -> str:
+def _basic(credentials):
     return "Basic " + base64.b64encode(credentials.encode()).decode()
 
 
@@ -42,11 +40,11 @@ def _basic(credentials: str) -> str:
         ({"Host": ""}, 403),
     ],
 )
-def test_only_requests_to_its_own_address_from_its_own_pages_come_in(headers: dict[str, str], status: int) -> None:
+def test_only_requests_to_its_own_address_from_its_own_pages_come_in(headers, status):
     assert _ask(None, **headers).status_code == status
 
 
-def test_credentials_are_asked_for_as_a_browser_understands_and_only_the_right_ones_open() -> None:
+def test_credentials_are_asked_for_as_a_browser_understands_and_only_the_right_ones_open():
     credentials = make_credentials()
     refused = _ask(credentials)
     assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, 'Basic realm="ddp-compare"')
@@ -59,14 +57,14 @@ def test_credentials_are_asked_for_as_a_browser_understands_and_only_the_right_o
     assert _ask(credentials, "/health/x").status_code == 401
 
 
-def test_websocket_is_refused_like_any_other_request() -> None:
-    said: list[dict[str, Any]] = []
+def test_websocket_is_refused_like_any_other_request():
+    said = []
 
-    async def connect() -> None:
-        async def send(message: Any) -> None:
+    async def connect():
+        async def send(message):
             said.append(message)
 
-        async def receive() -> Any:
+        async def receive():
             raise AssertionError("nothing is asked")
 
         app = OwnSite(PlainTextResponse("inside"), address=ADDRESS, credentials="a:b")
@@ -76,7 +74,7 @@ def test_websocket_is_refused_like_any_other_request() -> None:
     assert [message["type"] for message in said] == ["websocket.close"]
 
 
-def test_private_file_is_private_whatever_stood_there_and_whatever_the_umask(tmp_path: Path) -> None:
+def test_private_file_is_private_whatever_stood_there_and_whatever_the_umask(tmp_path):
     folder = tmp_path / "home"
     folder.mkdir(mode=0o755)
     (folder / "secret").write_text("older and longer than what follows")
@@ -88,14 +86,14 @@ def test_private_file_is_private_whatever_stood_there_and_whatever_the_umask(tmp
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_login_stays_until_its_file_is_deleted_damaged_or_open_to_others(tmp_path: Path) -> None:
+def test_a_login_stays_until_its_file_is_deleted_damaged_or_open_to_others(tmp_path):
     file = tmp_path / "login"
     first = keep_credentials(file)
     assert (keep_credentials(file), stat.S_IMODE(file.stat().st_mode)) == (first, 0o600)
     seen = {first}
     elsewhere = tmp_path / "elsewhere"
 
-    def link() -> None:
+    def link():
         file.rename(elsewhere)
         file.symlink_to(elsewhere)
 

@@ -1,37 +1,22 @@
-from pathlib import Path
-
 import pytest
 
-from tasks.params import Params
 from tasks.services.follower import attempt_within
-from tasks.services.tracked import (
-    collect_report,
-    describe_comparison,
-    make_step_point,
-)
+from tasks.services.tracked import collect_report, describe_comparison, make_step_point
 from tasks.services.trackers.mlflow import choose_uri
-from tests.tracked_run import (
-    cell_facts,
-    report_results,
-    step_event,
-    tracked_params,
-    write_comparison,
-)
+from tests.tracked_run import cell_facts, report_results, step_event, tracked_params, write_comparison
 
 
 @pytest.fixture
-def params() -> Params:
+def params():
     return tracked_params()
 
 
-def _digest(params: Params, data: Path, **run: str) -> str:
+def _digest(params, data, **run):
     facts = cell_facts(params.baseline, params).model_copy(update=run)
     return describe_comparison(params, facts, slices=data / "slices", machine=data / "machine.json").digest
 
 
-def test_a_report_is_sent_without_what_is_published_and_without_that_of_a_search(
-    params: Params, tmp_path: Path
-) -> None:
+def test_a_report_is_sent_without_what_is_published_and_without_that_of_a_search(params, tmp_path):
     sent = {"index.html", "blocks.parquet", "charts/a.svg"}
     for name in (*sent, "hub/model.pt", "README.md", "search.html", "search.md", "search/a.svg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -39,9 +24,7 @@ def test_a_report_is_sent_without_what_is_published_and_without_that_of_a_search
     assert set(collect_report(report_results(params, speedup=None), tmp_path).files) == sent
 
 
-def test_identity_is_that_of_params_code_model_machine_and_data_and_of_nothing_else(
-    params: Params, tmp_path: Path
-) -> None:
+def test_identity_is_that_of_params_code_model_machine_and_data_and_of_nothing_else(params, tmp_path):
     write_comparison(tmp_path, params)
     upload = params.upload.model_copy(update={"repo_id": "me/model"})
     tracking = params.tracking.model_copy(update={"uri": "http://elsewhere"})
@@ -56,16 +39,14 @@ def test_identity_is_that_of_params_code_model_machine_and_data_and_of_nothing_e
     assert len(digests) == 6
 
 
-def test_a_step_without_a_target_has_no_loss_to_be_tracked() -> None:
+def test_a_step_without_a_target_has_no_loss_to_be_tracked():
     event = step_event(4)
     assert make_step_point(event, timestamp_ms=1).values["loss"] == event["loss"]
     for without in ({"num_targets": 0}, {"num_tokens": 0}):
         assert "loss" not in make_step_point(event | {"loss": 0.0} | without, timestamp_ms=1).values
 
 
-def test_params_yaml_then_the_environment_then_a_file_here_say_where_runs_are_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_params_yaml_then_the_environment_then_a_file_here_say_where_runs_are_kept(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert choose_uri(tracked_params().tracking.uri) == f"sqlite:///{tmp_path}/mlflow.db"
@@ -74,7 +55,7 @@ def test_params_yaml_then_the_environment_then_a_file_here_say_where_runs_are_ke
     assert choose_uri(tracked_params(uri="http://from-params").tracking.uri) == "http://from-params"
 
 
-def test_a_call_that_does_not_end_is_left_alone_after_its_bound() -> None:
+def test_a_call_that_does_not_end_is_left_alone_after_its_bound():
     import threading
 
     never = threading.Event()

@@ -1,7 +1,6 @@
 """Finished work in a folder: whole or not there, and what had its name stays until it is."""
 
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -9,12 +8,12 @@ from tasks.records.manifests import TrialFile
 from tasks.store.kept import fill_folder, is_kept, keep, read_kept
 
 
-def _keep(folder: Path, trial: str) -> None:
+def _keep(folder, trial):
     with fill_folder(folder) as new:
         keep(TrialFile(trial=trial), new)
 
 
-def _fail(folder: Path, *, keeps_failed: bool) -> None:
+def _fail(folder, *, keeps_failed):
     before = read_kept(folder, TrialFile)
     with fill_folder(folder, keeps_failed=keeps_failed) as new:
         keep(TrialFile(trial="begun"), new)
@@ -23,7 +22,7 @@ def _fail(folder: Path, *, keeps_failed: bool) -> None:
         raise RuntimeError
 
 
-def test_what_was_kept_stays_while_its_successor_is_made_and_after_that_fails(tmp_path: Path) -> None:
+def test_what_was_kept_stays_while_its_successor_is_made_and_after_that_fails(tmp_path):
     folder = tmp_path / "entry"
     _keep(folder, "first")
     with pytest.raises(RuntimeError):
@@ -34,7 +33,7 @@ def test_what_was_kept_stays_while_its_successor_is_made_and_after_that_fails(tm
     assert read_kept(folder, TrialFile) == TrialFile(trial="second")
 
 
-def test_what_a_failure_has_left_to_be_read_is_gone_with_the_next_try(tmp_path: Path) -> None:
+def test_what_a_failure_has_left_to_be_read_is_gone_with_the_next_try(tmp_path):
     folder = tmp_path / "entry"
     with pytest.raises(RuntimeError):
         _fail(folder, keeps_failed=True)
@@ -48,9 +47,7 @@ def test_what_a_failure_has_left_to_be_read_is_gone_with_the_next_try(tmp_path: 
 
 @pytest.mark.parametrize("name", ["trial.json", "manifest.json"])
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"trial": "other"}'])
-def test_a_file_that_is_lost_or_altered_is_said_and_nothing_is_kept_then(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: bytes | None
-) -> None:
+def test_a_file_that_is_lost_or_altered_is_said_and_nothing_is_kept_then(tmp_path, caplog, name, content):
     folder = tmp_path / "entry"
     assert not is_kept(folder)
     _keep(folder, "first")

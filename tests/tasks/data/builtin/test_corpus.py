@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import pytest
 
@@ -19,20 +18,20 @@ print(hashlib.sha256("\\0".join(itertools.islice(read_corpus(), 60)).encode()).h
 """
 
 
-def first_rows(count: int) -> list[str]:
+def first_rows(count):
     return list(itertools.islice(corpus.read_corpus(), count))
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[str]:
+def rows():
     """The first 600 rows."""
     return first_rows(600)
 
 
-def closest_pair(rows: list[str]) -> tuple[float, str, str]:
+def closest_pair(rows):
     """Return the largest Jaccard similarity of the sets of three-word sequences of any two rows, and the two rows."""
     sequences = []
-    holders: dict[str, list[int]] = defaultdict(list)
+    holders = defaultdict(list)
     for index, row in enumerate(rows):
         words = re.findall(r"\w+", row.lower())
         own = {" ".join(words[start : start + 3]) for start in range(len(words) - 2)}
@@ -47,11 +46,11 @@ def closest_pair(rows: list[str]) -> tuple[float, str, str]:
     return max(scores, default=(0.0, "", ""))
 
 
-def test_asking_for_more_rows_changes_no_earlier_one(rows: list[str]) -> None:
+def test_asking_for_more_rows_changes_no_earlier_one(rows):
     assert first_rows(100) == rows[:100]
 
 
-def test_rows_depend_neither_on_the_hash_seed_nor_on_the_current_folder(tmp_path: Path, project: Path) -> None:
+def test_rows_depend_neither_on_the_hash_seed_nor_on_the_current_folder(tmp_path, project):
     digests = {
         subprocess.run(
             [sys.executable, "-c", HASH_OF_ROWS],
@@ -66,15 +65,13 @@ def test_rows_depend_neither_on_the_hash_seed_nor_on_the_current_folder(tmp_path
     assert len(digests) == 1
 
 
-def test_rows_do_not_depend_on_the_order_in_which_files_are_listed(
-    rows: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_do_not_depend_on_the_order_in_which_files_are_listed(rows, monkeypatch):
     listed = importlib.metadata.files
     monkeypatch.setattr(corpus.importlib.metadata, "files", lambda name: list(reversed(listed(name) or [])))
     assert first_rows(60) == rows[:60]
 
 
-def test_no_two_rows_are_nearly_the_same(rows: list[str]) -> None:
+def test_no_two_rows_are_nearly_the_same(rows):
     score, one, other = closest_pair(rows)
     assert score < 0.3, (one, other)
     # The check can fail: a row with two words replaced is found.
@@ -84,7 +81,7 @@ def test_no_two_rows_are_nearly_the_same(rows: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_as_many_rows_as_promised_are_there_and_all_are_different(rows: list[str]) -> None:
+def test_as_many_rows_as_promised_are_there_and_all_are_different(rows):
     every = first_rows(BUILTIN_MAX_ROWS)
     assert len(every) == BUILTIN_MAX_ROWS
     assert every[: len(rows)] == rows

@@ -58,7 +58,7 @@ for how all of it is used in practice.
 """
 
 
-def test_only_the_sentences_of_a_numpydoc_docstring_remain() -> None:
+def test_only_the_sentences_of_a_numpydoc_docstring_remain():
     assert extract_paragraphs(NUMPYDOC) == [
         "Return the running mean of a series of numbers, one value for each of them.",
         "The mean of the first elements is taken over what is there, and window limits how far back the function "
@@ -67,7 +67,7 @@ def test_only_the_sentences_of_a_numpydoc_docstring_remain() -> None:
     ]
 
 
-def test_only_the_sentences_of_a_google_docstring_remain() -> None:
+def test_only_the_sentences_of_a_google_docstring_remain():
     assert extract_paragraphs(GOOGLE) == [
         "Writes the table to a file, so that it can be read again by any other program.",
         "See the manual or the guide for how all of it is used in practice.",
@@ -90,9 +90,9 @@ def test_only_the_sentences_of_a_google_docstring_remain() -> None:
         "The read_table and write_table of the my_table module call to_file and from_file on the open_file of it.",
     ],
 )
-def test_what_is_no_prose_is_refused(text: str) -> None:
+def test_what_is_no_prose_is_refused(text):
     assert not is_prose(text)
 
 
-def test_a_plain_sentence_is_prose() -> None:
+def test_a_plain_sentence_is_prose():
     assert is_prose("The order of the rows is the same on every machine, and asking for more of them changes none.")

@@ -1,14 +1,10 @@
-from pathlib import Path
-
 import torch
 from transformers import AutoTokenizer
 
 from tasks.data.builtin.tiny_models import END_OF_TEXT, VOCAB_SIZE, write_tiny_qwen2
 
 
-def test_the_tokenizer_gives_every_text_back_and_fills_the_embedding_exactly(
-    tiny_qwen2: Path, builtin_rows: list[str]
-) -> None:
+def test_the_tokenizer_gives_every_text_back_and_fills_the_embedding_exactly(tiny_qwen2, builtin_rows):
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
     assert sorted(tokenizer.get_vocab().values()) == list(range(VOCAB_SIZE))
     assert tokenizer.eos_token == END_OF_TEXT
@@ -18,9 +14,7 @@ def test_the_tokenizer_gives_every_text_back_and_fills_the_embedding_exactly(
     assert 3.0 < sum(map(len, builtin_rows)) / num_tokens < 6.0
 
 
-def test_the_same_rows_give_the_same_bytes_whatever_the_random_state(
-    tiny_qwen2: Path, builtin_rows: list[str], tmp_path: Path
-) -> None:
+def test_the_same_rows_give_the_same_bytes_whatever_the_random_state(tiny_qwen2, builtin_rows, tmp_path):
     torch.manual_seed(12345)
     before = torch.get_rng_state()
     write_tiny_qwen2(tmp_path, builtin_rows)

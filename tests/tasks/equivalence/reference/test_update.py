@@ -1,8 +1,6 @@
 """One process that stands in for many: which micro-batches it adds up, and that its update is the textbook's."""
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from tasks.equivalence.reference.update import (
 )
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.replays import train_one_process
-from training.config import TrainingConfig, read_config
+from training.config import read_config
 from training.data.batches import open_slice
 from training.data.plan import StepPlan, make_micro_batch, plan_segment
 from training.process.files import write_json
@@ -25,7 +23,7 @@ from training.step.schedule import compute_learning_rate
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A folder with a tiny model and a slice of 21 rows: 3 steps, the last of 5 rows."""
     root = tmp_path_factory.mktemp("update")
     make_tiny_model(root / "model")
@@ -33,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def config_for(folder: Path, **changes: Any) -> TrainingConfig:
+def config_for(folder, **changes):
     """Return what the ranks of a cell are told."""
     config = make_config(folder / "work", folder / "model", [folder / "slice"], **changes)
     write_json(folder / "config.json", config)
@@ -41,7 +39,7 @@ def config_for(folder: Path, **changes: Any) -> TrainingConfig:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
-def test_every_micro_batch_is_added_exactly_once_in_the_order_of_the_ranks(folder: Path, world_size: int) -> None:
+def test_every_micro_batch_is_added_exactly_once_in_the_order_of_the_ranks(folder, world_size):
     config = config_for(folder, strategy="ddp", world_size=world_size)
     for num_micro_batches in range(1, 12):
         plan = StepPlan(
@@ -53,16 +51,16 @@ def test_every_micro_batch_is_added_exactly_once_in_the_order_of_the_ranks(folde
         assert groups == [part for part in dealt if part]
 
 
-def test_a_plan_that_deals_wrongly_cannot_mislead_it(folder: Path) -> None:
+def test_a_plan_that_deals_wrongly_cannot_mislead_it(folder):
     class Wrong(StepPlan):
-        def select_for_rank(self, rank: int, world_size: int) -> list[int | None]:
+        def select_for_rank(self, rank, world_size):
             return [0, 1]  # the same to every rank, and never 2
 
     plan = Wrong(micro_batches=tuple(np.array([row]) for row in range(3)), num_tokens=1, num_targets=1)
     assert make_rank_order(config_for(folder, strategy="ddp", world_size=2))(plan, 1) == [[0, 1], [2]]
 
 
-def test_orders_are_orders_of_the_same_micro_batches(folder: Path) -> None:
+def test_orders_are_orders_of_the_same_micro_batches(folder):
     plan = StepPlan(micro_batches=tuple(np.array([row]) for row in range(5)), num_tokens=1, num_targets=1)
     assert order_as_one_rank(plan, 1) == [[4, 3, 2, 1, 0]]
     assert sorted(shuffle(plan, 1)[0]) == [0, 1, 2, 3, 4]
@@ -70,7 +68,7 @@ def test_orders_are_orders_of_the_same_micro_batches(folder: Path) -> None:
     assert make_rank_order(config_for(folder, strategy="ddp", world_size=2, exact=True))(plan, 1) == [[4, 3, 2, 1, 0]]
 
 
-def test_the_updates_are_those_of_plain_torch_on_whole_batches_row_by_row(folder: Path) -> None:
+def test_the_updates_are_those_of_plain_torch_on_whole_batches_row_by_row(folder):
     from transformers import Qwen2ForCausalLM
 
     config = config_for(folder, strategy="ddp", world_size=2)
@@ -103,7 +101,7 @@ def test_the_updates_are_those_of_plain_torch_on_whole_batches_row_by_row(folder
         torch.testing.assert_close(got.weights[name], part.detach(), rtol=1e-4, atol=2e-5)
 
 
-def test_dropout_is_that_of_the_micro_batch_whatever_the_order(folder: Path, tmp_path: Path) -> None:
+def test_dropout_is_that_of_the_micro_batch_whatever_the_order(folder, tmp_path):
     make_tiny_model(tmp_path / "model", dropout=0.3)
     make_slice(tmp_path / "slice", num_rows=21)
     config = config_for(tmp_path, strategy="ddp", world_size=2)
@@ -113,9 +111,7 @@ def test_dropout_is_that_of_the_micro_batch_whatever_the_order(folder: Path, tmp
         torch.testing.assert_close(part, other[name], rtol=1e-4, atol=1e-6)
 
 
-def test_the_seeds_of_dropout_are_those_of_the_ranks_by_a_rule_of_its_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_seeds_of_dropout_are_those_of_the_ranks_by_a_rule_of_its_own(folder, monkeypatch):
     config = config_for(folder)
     process = OneProcess(config)
     made = {number: process._make_micro_batches(number) for number in (1, 3)}

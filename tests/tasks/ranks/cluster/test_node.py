@@ -18,14 +18,12 @@ from training.workloads import find_workload
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeRanks:
+def node(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return NodeRanks(1e9)
 
 
-def test_a_file_that_is_another_here_is_sent_and_one_that_arrives_damaged_is_refused(
-    node: NodeRanks, tmp_path: Path
-) -> None:
+def test_a_file_that_is_another_here_is_sent_and_one_that_arrives_damaged_is_refused(node, tmp_path):
     (here := tmp_path / "here").write_bytes(b"the stage's")
     digest = digest_file(here)
     assert node.list_missing({"a": (digest, str(here))}) == []
@@ -45,7 +43,7 @@ def test_a_file_that_is_another_here_is_sent_and_one_that_arrives_damaged_is_ref
     assert NodeRanks(1e9).list_missing({"a": (digest, "nowhere")}) == [digest]
 
 
-def test_the_folder_of_a_launch_goes_with_the_next_one_once_its_actor_is_gone(node: NodeRanks) -> None:
+def test_the_folder_of_a_launch_goes_with_the_next_one_once_its_actor_is_gone(node):
     others = NodeRanks(1e9)
     node.list_missing({})
     assert others._folder.is_dir()
@@ -55,7 +53,7 @@ def test_the_folder_of_a_launch_goes_with_the_next_one_once_its_actor_is_gone(no
     assert node._folder.is_dir()
 
 
-def test_a_bundle_has_code_data_and_what_the_launch_goes_on_from(tmp_path: Path) -> None:
+def test_a_bundle_has_code_data_and_what_the_launch_goes_on_from(tmp_path):
     model, rows, work = make_tiny_model(tmp_path / "model"), make_slice(tmp_path / "data" / "0-40"), tmp_path / "work"
     told = make_config(work, model, [rows], epochs=2)
     first, second = (segment["fingerprint"] for segment in told["segments"])
@@ -79,9 +77,7 @@ def test_a_bundle_has_code_data_and_what_the_launch_goes_on_from(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", list_file_names("training/workloads"))
-def test_what_comes_over_is_all_that_a_machine_needs_of_a_workload(
-    name: str, node: NodeRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_over_is_all_that_a_machine_needs_of_a_workload(name, node, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     workload = find_workload(name)
     model, slices = make_tiny_workload(name, tmp_path / "here")

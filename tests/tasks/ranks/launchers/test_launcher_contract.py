@@ -2,9 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,14 +22,14 @@ Start = Callable[..., Launch]
 
 
 @pytest.fixture(params=LAUNCHERS)
-def start(request: pytest.FixtureRequest, tmp_path: Path, starts_warm: None) -> Iterator[Start]:
+def start(request, tmp_path, starts_warm):
     """Start two ranks, which do what they are told (tests/tasks/ranks/launchers/toy_rank.py).
 
     torchrun starts at once; the ranks are cold, and its own children.
     """
-    running: list[Launch] = []
+    running = []
 
-    def starting(*asked: Any) -> Launch:
+    def starting(*asked):
         config = tmp_path / "config.json"
         write_json(config, {f"rank-{rank}": what for rank, what in enumerate(asked)})
         launch = load_launcher(request.param).start(
@@ -45,18 +44,18 @@ def start(request: pytest.FixtureRequest, tmp_path: Path, starts_warm: None) -> 
         launch.stop(grace_seconds=0.0)
 
 
-def _wait(until: Callable[[], bool]) -> None:
+def _wait(until):
     deadline = time.monotonic() + _SECONDS
     while not until():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def _have_begun(folder: Path) -> bool:
+def _have_begun(folder):
     return len([file for file in folder.glob("pid-*") if file.read_text()]) == 2
 
 
-def _alive(folder: Path) -> list[str]:
+def _alive(folder):
     """Return the ranks that still run."""
     found = []
     for file in folder.glob("pid-*"):
@@ -66,16 +65,14 @@ def _alive(folder: Path) -> list[str]:
     return found
 
 
-def test_ranks_that_end_well_are_told_so(start: Start, tmp_path: Path) -> None:
+def test_ranks_that_end_well_are_told_so(start, tmp_path):
     launch = start(0, 0)
     _wait(lambda: not launch.is_running)
     launch.stop(grace_seconds=0.0)
     assert (launch.exit_code(), launch.find_killed_rank(), _alive(tmp_path)) == (0, None, [])
 
 
-def test_the_rank_that_fails_is_named_with_its_code_and_last_words_and_the_other_is_ended(
-    start: Start, tmp_path: Path
-) -> None:
+def test_the_rank_that_fails_is_named_with_its_code_and_last_words_and_the_other_is_ended(start, tmp_path):
     launch = start("stays", 5)
     _wait(lambda: not launch.is_running)
     launch.stop(grace_seconds=0.0)
@@ -87,7 +84,7 @@ def test_the_rank_that_fails_is_named_with_its_code_and_last_words_and_the_other
     assert _alive(tmp_path) == []
 
 
-def test_a_rank_that_a_signal_ended_is_the_cause_and_the_other_is_ended(start: Start, tmp_path: Path) -> None:
+def test_a_rank_that_a_signal_ended_is_the_cause_and_the_other_is_ended(start, tmp_path):
     launch = start("killed", "stays")
     _wait(lambda: not launch.is_running)
     launch.stop(grace_seconds=0.0)
@@ -96,7 +93,7 @@ def test_a_rank_that_a_signal_ended_is_the_cause_and_the_other_is_ended(start: S
     assert _alive(tmp_path) == []
 
 
-def test_ranks_that_are_asked_to_stop_may_save_first(start: Start, tmp_path: Path) -> None:
+def test_ranks_that_are_asked_to_stop_may_save_first(start, tmp_path):
     launch = start("saves", "saves")
     _wait(lambda: _have_begun(tmp_path))
     assert launch.is_running
@@ -105,7 +102,7 @@ def test_ranks_that_are_asked_to_stop_may_save_first(start: Start, tmp_path: Pat
     assert _alive(tmp_path) == []
 
 
-def test_ranks_that_do_not_listen_are_ended_and_none_is_left(start: Start, tmp_path: Path) -> None:
+def test_ranks_that_do_not_listen_are_ended_and_none_is_left(start, tmp_path):
     launch = start("stays", "stays")
     _wait(lambda: _have_begun(tmp_path))
     launch.stop(grace_seconds=0.0)

@@ -6,9 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -26,7 +23,7 @@ pytestmark = [pytest.mark.slow, needs_ray]
 
 
 @pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[RayTraining]:
+def training(tmp_path_factory, warm):
     """On two raylets; its ranks start at once, each with a process in its place that is ended as it would be itself."""
     folder, here, python = tmp_path_factory.mktemp("cluster"), find_own_address(), str(warm / "python")
     starts = (subprocess.Popen, subprocess.Popen)
@@ -34,7 +31,7 @@ def training(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[R
         yield RayTraining(folder, cluster, python=python)
 
 
-def _list_listening(mark: dict[str, str]) -> list[tuple[str, int, str]]:
+def _list_listening(mark):
     """Return (address, port, process) of every open port of the processes with the mark."""
     return [
         (part.laddr.ip.removeprefix("::ffff:"), part.laddr.port, one.name())
@@ -43,7 +40,7 @@ def _list_listening(mark: dict[str, str]) -> list[tuple[str, int, str]]:
     ]  # fmt: skip
 
 
-def test_a_named_cluster_opens_to_others_what_docs_ray_md_says(training: RayTraining) -> None:
+def test_a_named_cluster_opens_to_others_what_docs_ray_md_says(training):
     seen = [one for one in _list_listening(training.cluster.mark) if not one[0].startswith("127.")]
     assert {"gcs_server", "raylet"} <= {name for *_, name in seen}
     others = [one for one in seen if one[2] not in ("gcs_server", "raylet")]
@@ -52,13 +49,11 @@ def test_a_named_cluster_opens_to_others_what_docs_ray_md_says(training: RayTrai
     assert all(port == 10001 or name.startswith("ray::Runtime") for _, port, name in others), others
 
 
-def test_whatever_is_killed_nothing_is_left_and_the_last_of_many_runs_has_the_weights_of_torchrun(
-    training: RayTraining,
-) -> None:
+def test_whatever_is_killed_nothing_is_left_and_the_last_of_many_runs_has_the_weights_of_torchrun(training):
     assert kill_in_turn(training) == []
 
 
-def test_a_cluster_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cluster_without_a_token_is_refused(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "ray", raising=False)  # which other tests leave joined to a cluster
     monkeypatch.setattr(connection, "_TOKEN", tmp_path / "auth_token")
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
@@ -67,14 +62,12 @@ def test_a_cluster_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch, t
         connection.connect("there:6379")
 
 
-def test_a_machine_with_another_version_of_what_computes_the_updates_is_refused_in_one_line(
-    tmp_path: Path, warm: Path
-) -> None:
+def test_a_machine_with_another_version_of_what_computes_the_updates_is_refused_in_one_line(tmp_path, warm):
     skip_without("deepspeed")
     (told := tmp_path / "other" / "deepspeed-0.1.dist-info").mkdir(parents=True)
     (told / "METADATA").write_text("Name: deepspeed\nVersion: 0.1\n")
 
-    def start_other(command: list[str], *, env: dict[str, str], **more: Any) -> "subprocess.Popen[bytes]":
+    def start_other(command, *, env, **more):
         return subprocess.Popen(command, env={**env, "PYTHONPATH": str(told.parent)}, **more)
 
     config = make_config(
@@ -96,9 +89,7 @@ def test_a_machine_with_another_version_of_what_computes_the_updates_is_refused_
     assert f"other versions than here: {versions}; install requirements.lock on all machines, and " in done.stdout
 
 
-def test_a_cluster_of_its_own_listens_on_loopback_alone_saves_when_asked_and_ends_with_the_run(
-    tmp_path: Path, warm: Path
-) -> None:
+def test_a_cluster_of_its_own_listens_on_loopback_alone_saves_when_asked_and_ends_with_the_run(tmp_path, warm):
     mark, nothing = new_mark(), (subprocess.Popen,) * 2
     not_started = Cluster(tmp_path, addresses=("127.0.0.1",) * 2, starts=nothing, python=sys.executable)
     training = RayTraining(tmp_path, not_started, python=str(warm / "python"))

@@ -5,14 +5,12 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tasks.ranks.launchers.torchrun import LocalRanks, start
+from tasks.ranks.launchers.torchrun import start
 from tests.hostile.payloads import touching
-from tests.listeners import Listener, Listeners
+from tests.listeners import Listeners
 from tests.processes import new_mark, none_left_of
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.process.files import write_json
@@ -52,7 +50,7 @@ os._exit(0)
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRanks, Listeners]]:
+def launch(tmp_path_factory):
     """Two ranks under the real launcher that train for longer than these tests, and what they listen on."""
     mark, folder = new_mark(), tmp_path_factory.mktemp("listens")
     work = folder / "w o:r,k=ü"
@@ -75,7 +73,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRank
     assert list((work / "logs").glob("rendezvous")) == []
 
 
-def _wait_for_step(launch: LocalRanks, work: Path, *, at_least: int) -> None:
+def _wait_for_step(launch, work, *, at_least):
     events, deadline = work / "steps.jsonl", time.monotonic() + 120
     while not events.exists() or events.read_text().count('"step"') < at_least:
         assert launch.is_running, launch.explain_end()
@@ -83,14 +81,14 @@ def _wait_for_step(launch: LocalRanks, work: Path, *, at_least: int) -> None:
         time.sleep(0.1)
 
 
-def _ports_that_take(value: bytes, listeners: Iterable[Listener]) -> list[int]:
+def _ports_that_take(value, listeners):
     """Return the ports at which a store of torch takes the value, under every key that there is."""
     ports = [listener.address.rpartition(":")[2] for listener in listeners]
     done = subprocess.run([sys.executable, "-c", WRITING, value.hex(), *ports], capture_output=True, text=True)
     return [int(port) for port in done.stdout.split()]
 
 
-def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch: tuple[LocalRanks, Listeners]) -> None:
+def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch):
     _, listeners = launch
     assert listeners.num_looks > 20
     assert [listener for listener in listeners.found if listener.is_open] == []
@@ -98,9 +96,7 @@ def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch: tup
     assert all("-m training " in listener.owner for listener in listeners.found), listeners.found
 
 
-def test_a_pickle_that_somebody_sends_to_every_open_port_is_taken_by_none(
-    launch: tuple[LocalRanks, Listeners], tmp_path: Path
-) -> None:
+def test_a_pickle_that_somebody_sends_to_every_open_port_is_taken_by_none(launch, tmp_path):
     started, listeners = launch
     assert listeners.found
     canary = tmp_path / "canary"
@@ -110,9 +106,7 @@ def test_a_pickle_that_somebody_sends_to_every_open_port_is_taken_by_none(
     assert not canary.exists()
 
 
-def test_no_other_user_gets_at_the_files_in_which_ranks_meet(
-    launch: tuple[LocalRanks, Listeners], tmp_path: Path
-) -> None:
+def test_no_other_user_gets_at_the_files_in_which_ranks_meet(launch, tmp_path):
     folder = launch[0].log_folder / "rendezvous"
     assert {file.name for file in folder.iterdir()} == {"ranks", "torchrun"}
     assert folder.stat().st_mode & 0o777 == 0o700
