@@ -6,22 +6,15 @@ segment also has 0.5 s of checkpoints and 0.125 s of log points, and the wall cl
 
 import pytest
 
-from tasks.gates.checks import check_gates
+from tasks.gates.clock import check_clock
 from tests.tasks.reporting.comparison import (
-    PARAMS,
     SECONDS,
     edit_segment,
     edit_steps,
-    outputs_of,
     read_lines,
     segment_folder,
-    write_comparison,
     write_lines,
 )
-
-
-def gate_of(folder, params):
-    return next(gate for gate in check_gates(outputs_of(folder, params)) if gate.name == "Only steps were timed")
 
 
 @pytest.mark.parametrize(
@@ -34,52 +27,44 @@ def gate_of(folder, params):
         ("1proc", [-0.3, -0.3], "clock_stood_still", {"seconds_untimed": 0.6, "step": 1}),
     ],
 )
-def test_seconds_in_which_no_step_ran_fail_beyond_5_percent(tmp_path, params, cell, others, code, numbers):
+def test_seconds_in_which_no_step_ran_fail_beyond_5_percent(tmp_path, expect, cell, others, code, numbers):
     for index, seconds in enumerate(others):
         edit_steps(tmp_path, cell, index=index, other_seconds=seconds)
     edit_segment(tmp_path, cell, other_seconds=sum(others) - 0.002)  # the other segment has 0.002
-    found = gate_of(tmp_path, params).find_cell_finding(cell)
-    assert found.code == code
-    assert {name: found.numbers[name] for name in numbers} == pytest.approx(numbers)
+    expect(check_clock, code, cell, **numbers)
 
 
 @pytest.mark.parametrize(
-    ("cell", "span_seconds", "code", "accounted"),
+    ("cell", "span_seconds", "code", "numbers"),
     [
         # 1proc 0-8 adds up to 6.625 s; 5 % of its 10 s are 0.5 s.
-        ("1proc", 6.13, "passed", None),
-        ("1proc", 6.12, "timed_twice", 11.25),
-        ("1proc", 7.16, "passed", None),  # and 4 times 10 ms
-        ("1proc", 7.17, "not_timed", 11.25),
+        ("1proc", 6.13, "passed", {}),
+        ("1proc", 6.12, "timed_twice", {"accounted": 11.25, "span": 10.745}),
+        ("1proc", 7.16, "passed", {}),  # and 4 times 10 ms
+        ("1proc", 7.17, "not_timed", {"accounted": 11.25, "span": 11.795}),
         # Of two ranks 4 times 10 ms either way: 4.625 s, 5 % of 6.4 s are 0.32 s.
-        ("2proc", 4.26, "timed_twice", 7.65),
+        ("2proc", 4.26, "timed_twice", {"accounted": 7.65, "span": 7.285}),
     ],
 )
-def test_seconds_counted_twice_or_never_fail(tmp_path, params, cell, span_seconds, code, accounted):
+def test_seconds_counted_twice_or_never_fail(tmp_path, expect, cell, span_seconds, code, numbers):
     edit_segment(tmp_path, cell, span_seconds=span_seconds)
-    found = gate_of(tmp_path, params).find_cell_finding(cell)
-    assert found.code == code
-    if accounted is not None:
-        other = 6.625 if cell == "1proc" else 4.625
-        assert found.numbers["accounted"] == pytest.approx(accounted)
-        assert found.numbers["span"] == pytest.approx(accounted - other + span_seconds)
+    expect(check_clock, code, cell, **numbers)
 
 
 @pytest.mark.parametrize(
-    ("slow_seconds", "num_positions", "num_steps", "verdict"),
+    ("slow_seconds", "num_positions", "num_steps", "fails"),
     [
-        (2.1, 100, 20, "failed"),
-        (2.1, 2000, 20, "passed"),  # 20 times the positions, so 2.1 times as slow
-        (0.51, 100, 20, "failed"),  # 10.2 times the median, and 0.46 s are more than 10 % of 2.46 s
-        (0.49, 100, 20, "passed"),  # 9.8 times the median
-        (0.6, 100, 100, "passed"),  # 12 times the median, but 0.55 s of 10.55 s
+        (2.1, 100, 20, True),
+        (2.1, 2000, 20, False),  # 20 times the positions, so 2.1 times as slow
+        (0.51, 100, 20, True),  # 10.2 times the median, and 0.46 s are more than 10 % of 2.46 s
+        (0.49, 100, 20, False),  # 9.8 times the median
+        (0.6, 100, 100, False),  # 12 times the median, but 0.55 s of 10.55 s
     ],
 )
 def test_a_step_of_over_10_times_the_median_fails_with_its_number_and_seconds(
-    tmp_path, slow_seconds, num_positions, num_steps, verdict
+    tmp_path, expect, slow_seconds, num_positions, num_steps, fails
 ):
     """All segments have steps of 0.05 s, of 100 positions; but for the third of 2proc 0-8."""
-    params = write_comparison(tmp_path, params=PARAMS, seconds=SECONDS)
     for cell in SECONDS:
         for part, first_step in (("0-8", 1), ("8-16", 1 + num_steps)):
             segment = segment_folder(tmp_path, cell, part)
@@ -91,6 +76,5 @@ def test_a_step_of_over_10_times_the_median_fails_with_its_number_and_seconds(
             seconds = sum(line["seconds"] for line in lines)
             spans = {"train_seconds": seconds, "span_seconds": seconds + 0.625}
             edit_segment(tmp_path, cell, part, num_steps=num_steps, **spans)
-    found = gate_of(tmp_path, params).findings[1]
-    wanted = {"step": 3, "seconds": slow_seconds, "median": 0.05, "slow_steps": 1} if verdict == "failed" else {}
-    assert (found.outcome, found.numbers | wanted) == (verdict, found.numbers)
+    wanted = {"step": 3, "seconds": slow_seconds, "median": 0.05, "slow_steps": 1}
+    expect(check_clock, "slow_step" if fails else "passed", **wanted if fails else {})

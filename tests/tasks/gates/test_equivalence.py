@@ -9,80 +9,64 @@ from tasks.reporting.collect import collect_results
 from tests.tasks.reporting.comparison import edit_json, edit_segment, make_checked_update, outputs_of, write_updates
 from tests.tasks.reporting.measured import arm, measurement, write_measurement
 
-NAME = "Update equivalence"
 
-
-def results_of(folder, params):
-    """Return what the report finds, and the gate."""
-    results = collect_results(outputs_of(folder, params))
-    (gate,) = [gate for gate in results.gates if gate.name == NAME]
-    return results, gate
-
-
-def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(tmp_path, params):
-    results, gate = results_of(tmp_path, params)
-    assert [(one.cell, one.code) for one in gate.findings] == [("1proc", "passed"), ("2proc", "passed")]
+def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(params, tmp_path, expect):
     wanted = {
         "checked": 4, "drawn": 4, "steps": 4, "probability": 1.0, "gradient_difference": 5e-8,
         "gradient_noise_floor": 2e-7, "gradient_tolerance": 2e-6, "weights_difference": 3e-7, "weights_tolerance": 4e-6,
     }  # fmt: skip
-    assert gate.findings[1].numbers | wanted == gate.findings[1].numbers
+    for cell in params["cells"]:
+        expect(check_update_equivalence, "passed", cell, **wanted)
     assert compute_probability(12) == pytest.approx(0.968, abs=1e-3)
-    assert [(one.cell, one.compared, one.num_checked) for one in results.equivalence] == [
+    shown = collect_results(outputs_of(tmp_path, params)).equivalence
+    assert [(one.cell, one.compared, one.num_checked) for one in shown] == [
         (cell, kind, 4) for cell in ("1proc", "2proc") for kind in ("gradient", "weights")
     ]
 
 
-def test_updates_that_are_checked_always_tell_nothing_of_the_others(tmp_path, params):
+def test_updates_that_are_checked_always_tell_nothing_of_the_others(tmp_path, expect):
     # Of 100 steps the first four are checked, three of which by chance.
     for part in ("0-8", "8-16"):
         edit_segment(tmp_path, "2proc", part, num_steps=50)
-    finding = check_update_equivalence(outputs_of(tmp_path, params), "2proc")
-    assert (finding.outcome, finding.numbers["probability"]) == ("passed", 1 - 0.75**3)
+    expect(check_update_equivalence, "passed", probability=1 - 0.75**3)
     edit_segment(tmp_path, "2proc", "0-8", checked_updates=[make_checked_update(1)])
-    assert check_update_equivalence(outputs_of(tmp_path, params), "2proc").outcome == "not checked"
+    expect(check_update_equivalence, "no_update_checked", verdict="not checked")
 
 
-def test_a_wrong_update_withholds_the_speedup(tmp_path, params):
+def test_a_wrong_update_withholds_the_speedup(tmp_path, params, expect):
     checked = [
         make_checked_update(3, verdict="not checked", problem="no disk", compared={}),
         make_checked_update(4, verdict="failed", problem="half the gradient"),
     ]
     edit_segment(tmp_path, "1proc", "8-16", checked_updates=checked)
-    results, gate = results_of(tmp_path, params)
-    (failed,) = [one for one in gate.findings if one.outcome == "failed"]
-    assert (failed.cell, failed.code) == ("1proc", "update_differs")
     known = {"step": 4, "problem": "half the gradient", "checked": 2, "drawn": 4}
-    assert failed.numbers | known == failed.numbers
-    assert results.cells[1].is_withheld
+    expect(check_update_equivalence, "update_differs", "1proc", **known)
+    expect(check_update_equivalence, "passed")
+    assert collect_results(outputs_of(tmp_path, params)).cells[1].is_withheld
 
 
-def test_figures_outrank_their_own_verdict(tmp_path, params):
+def test_figures_outrank_their_own_verdict(tmp_path, expect):
     off = {"gradient": {"difference": 5e-8, "noise_floor": 1e-9, "tolerance": 1e-9, "largest_in": None}}
     write_updates(tmp_path, "2proc", compared=off)
-    found = results_of(tmp_path, params)[1].findings[1]
-    assert (found.outcome, found.code, found.numbers["wrong"]) == ("failed", "update_differs", 4)
+    expect(check_update_equivalence, "update_differs", wrong=4)
 
 
-def test_a_segment_of_which_nothing_was_checked_is_no_pass(tmp_path, params):
+def test_a_segment_of_which_nothing_was_checked_is_no_pass(tmp_path, params, expect):
     edit_segment(tmp_path, "2proc", "8-16", checked_updates=[])
-    found = results_of(tmp_path, params)[1].findings[1]
-    assert (found.outcome, found.code) == ("not checked", "no_update_checked")
+    unchecked = {"code": "no_update_checked", "verdict": "not checked"}
+    expect(check_update_equivalence, **unchecked)
     write_updates(tmp_path, "2proc", verdict="not checked", problem="too much noise")
-    found = results_of(tmp_path, params)[1].findings[1]
-    assert (found.outcome, found.numbers["why"]) == ("not checked", "too much noise")
-    for cell, part in itertools.product(("1proc", "2proc"), ("0-8", "8-16")):
+    expect(check_update_equivalence, **unchecked, why="too much noise")
+    for cell, part in itertools.product(params["cells"], params["ranges"]):
         edit_segment(tmp_path, cell, part, checked_updates=[])
-    results, _ = results_of(tmp_path, params)
-    assert results.equivalence == []
+    assert collect_results(outputs_of(tmp_path, params)).equivalence == []
 
 
-def test_what_is_timed_on_other_steps_than_trained_is_checked_on_those_as_well(tmp_path, params):
+def test_what_is_timed_on_other_steps_than_trained_is_checked_on_those_as_well(tmp_path, expect):
     timed = measurement(arm("1proc", 1), arm("2proc", 2, global_batch_size=8), scaling="weak")
     write_measurement(tmp_path, timed)
-    found = results_of(tmp_path, params)[1].findings[1]
-    assert (found.outcome, found.code, found.numbers["batch"]) == ("not checked", "batch_not_checked", 8)
-    for verdict, wanted in (("passed", "passed"), ("failed", "failed")):
+    expect(check_update_equivalence, "batch_not_checked", verdict="not checked", batch=8)
+    for verdict, code in (("passed", "passed"), ("failed", "update_differs")):
         checked = [make_checked_update(1, verdict=verdict, problem=verdict)]
         edit_json(tmp_path / "measurements" / "speed.json", checked_updates={"2proc": checked})
-        assert results_of(tmp_path, params)[1].findings[1].outcome == wanted
+        expect(check_update_equivalence, code)

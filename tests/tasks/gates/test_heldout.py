@@ -5,57 +5,45 @@ import json
 import pytest
 
 from tasks.gates.heldout import check_evaluated_weights, check_heldout_rows
-from tests.tasks.reporting.comparison import edit_json, outputs_of, write_comparison
+from tests.tasks.reporting.comparison import edit_json, outputs_of
 
 
-@pytest.mark.parametrize(("num_seen", "verdict"), [(1, "passed"), (2, "failed")])
-def test_held_out_rows_of_other_numbers_that_repeat_what_is_trained_on_are_not_held_out(tmp_path, num_seen, verdict):
-    params = write_comparison(tmp_path)
+@pytest.mark.parametrize(("num_seen", "code"), [(1, "passed"), (2, "heldout_rows_repeated")])
+def test_held_out_rows_of_other_numbers_that_repeat_what_is_trained_on_are_not_held_out(
+    tmp_path, expect, num_seen, code
+):
     edit_json(tmp_path / "raw" / "manifest.json", num_heldout_rows_seen=num_seen)
-    found = check_heldout_rows(outputs_of(tmp_path, params), "2proc")
-    assert (found.outcome, found.code) == (verdict, "passed" if verdict == "passed" else "heldout_rows_repeated")
-
-
-def _edit_model(folder, name, **changes):
-    file = folder / "evaluation" / "evaluation.json"
-    models = json.loads(file.read_text())["models"]
-    edit_json(file, models=models | {name: models[name] | changes})
+    expect(check_heldout_rows, code)
 
 
 @pytest.mark.parametrize("name", ["2proc", "base"])
 @pytest.mark.parametrize(
-    ("changes", "code"), [({"rows_digest": "ab" * 32}, "other_heldout_rows"), ({"num_tokens": 15}, "other_tokens")]
+    ("changes", "code"),
+    [({}, "passed"), ({"rows_digest": "ab" * 32}, "other_heldout_rows"), ({"num_tokens": 15}, "other_tokens")],
 )
-def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(tmp_path, name, changes, code):
-    params = write_comparison(tmp_path)
+def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(tmp_path, params, expect, name, changes, code):
+    file = tmp_path / "evaluation" / "evaluation.json"
     digest = outputs_of(tmp_path, params).slices["16-20"].manifest.digest
-    for model in ("base", *params["cells"]):
-        _edit_model(tmp_path, model, rows_digest=digest)
-    assert check_evaluated_weights(outputs_of(tmp_path, params), "2proc").outcome == "passed"
-    _edit_model(tmp_path, name, **changes)
-    found = check_evaluated_weights(outputs_of(tmp_path, params), "2proc")
-    assert (found.outcome, found.code) == ("failed", code)
-    assert found.numbers.get("model", name) == name
+    models = {key: one | {"rows_digest": digest} for key, one in json.loads(file.read_text())["models"].items()}
+    edit_json(file, models=models | {name: models[name] | changes})
+    assert expect(check_evaluated_weights, code).numbers.get("model", name) == name
 
 
-def test_held_out_rows_that_were_cut_at_another_length_fail(tmp_path):
-    params = write_comparison(tmp_path)
+def test_held_out_rows_that_were_cut_at_another_length_fail(tmp_path, expect):
     edit_json(tmp_path / "evaluation" / "evaluation.json", seq_len=64)
-    found = check_evaluated_weights(outputs_of(tmp_path, params), "2proc")
-    assert (found.code, found.numbers["found"], found.numbers["expected"]) == ("other_seq_len", 64, 128)
+    expect(check_evaluated_weights, "other_seq_len", found=64, expected=128)
 
 
 @pytest.mark.parametrize(
     ("of_first", "code"), [("03" * 8, "passed"), ("05" * 8, "other_weights"), (None, "epoch_not_evaluated")]
 )
-def test_the_checkpoint_of_each_epoch_is_evaluated_and_held_against_the_end_of_that_epoch(tmp_path, of_first, code):
-    params = write_comparison(tmp_path)
-    point = {"epoch": 1, "checkpoint": "a.pt", "loss": 3.5, "num_tokens": 16}
+def test_the_checkpoint_of_each_epoch_is_evaluated_and_held_against_the_end_of_that_epoch(
+    tmp_path, expect, of_first, code
+):
     points = [
-        point | {"range": part, "parameter_checksum": checksum}
+        {"epoch": 1, "checkpoint": "a.pt", "loss": 3.5, "num_tokens": 16, "range": part, "parameter_checksum": checksum}
         for part, checksum in (("0-8", of_first), ("8-16", "05" * 8))
         if checksum
     ]
     edit_json(tmp_path / "evaluation" / "evaluation.json", epochs={"2proc": points})
-    found = check_evaluated_weights(outputs_of(tmp_path, params), "2proc")
-    assert (found.code, found.numbers.get("range", "0-8")) == (code, "0-8")
+    assert expect(check_evaluated_weights, code).numbers.get("range", "0-8") == "0-8"

@@ -28,14 +28,10 @@ def test_the_mean_of_every_window_may_differ_by_a_tenth(changes, windows):
     assert [(one.numbers["first"], one.numbers["last"]) for one in found] == windows
 
 
-def test_how_far_curves_are_apart_is_said_and_another_loss_on_held_out_rows_fails(tmp_path, params):
+def test_how_far_curves_are_apart_is_said_and_another_loss_on_held_out_rows_fails(tmp_path, params, expect):
     edit_steps(tmp_path, "2proc", loss=3.91)
-    outputs = outputs_of(tmp_path, params)
-    passed = check_loss_curves(outputs, "2proc")
-    wanted = ("passed", pytest.approx(0.01 / 3.9, rel=1e-2))
-    assert (passed.outcome, passed.numbers["largest_relative_difference"]) == wanted
-    models = outputs.evaluation.model_dump(mode="json")["models"]
+    expect(check_loss_curves, "passed", within=1e-2, largest_relative_difference=0.01 / 3.9)
+    models = outputs_of(tmp_path, params).evaluation.model_dump(mode="json")["models"]
     models["2proc"]["loss"] = 1.3 * models["1proc"]["loss"]
     edit_json(tmp_path / "evaluation" / "evaluation.json", models=models)
-    failed = check_loss_curves(outputs_of(tmp_path, params), "2proc")
-    assert (failed.code, failed.numbers["difference"]) == ("heldout_loss_differs", pytest.approx(0.3))
+    expect(check_loss_curves, "heldout_loss_differs", difference=0.3)

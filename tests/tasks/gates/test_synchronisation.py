@@ -6,35 +6,24 @@ In the comparison as written 2proc runs 2 micro-batches and 1 all-reduce of one 
 
 import pytest
 
-from tasks.gates.checks import check_gates
 from tasks.gates.synchronisation import check_synchronisation
+from tests.tasks.gates.conftest import require
 from tests.tasks.reporting.comparison import PARAMS, edit_json, edit_segment, edit_traffic, outputs_of, write_comparison
 
 
-def gate_of(folder, params):
-    return next(gate for gate in check_gates(outputs_of(folder, params)) if gate.name == "Gradients were synchronised")
-
-
 @pytest.mark.parametrize(
-    ("cell", "changes", "code", "numbers"),
+    ("changes", "code", "numbers"),
     [
-        ("2proc", {"number": 1}, "too_few_exchanges", {"number": 1, "least": 2}),
-        (
-            "2proc",
-            {"number": 4, "bucket_bytes": [2000, 2000], "num_bytes": 4000},
-            "other_bytes",
-            {"bytes": 4000, "least": 8000, "most": 8000},
-        ),
-        ("2proc", {"number": 2, "bucket_bytes": [2000, 2000]}, "too_few_exchanges", {"number": 2, "least": 4}),
-        ("2proc", {"bucket_bytes": [3000], "num_bytes": 6000}, "other_size", {"held": 3000, "needed": 4000}),
-        ("2proc", {"bucket_bytes": []}, "other_size", {"held": 0, "needed": 4000}),
+        ({"number": 1}, "too_few_exchanges", {"number": 1, "least": 2}),
+        ({"number": 4, "bucket_bytes": [2000, 2000], "num_bytes": 4000}, "other_bytes", {"bytes": 4000, "least": 8000}),
+        ({"number": 2, "bucket_bytes": [2000, 2000]}, "too_few_exchanges", {"number": 2, "least": 4}),
+        ({"bucket_bytes": [3000], "num_bytes": 6000}, "other_size", {"held": 3000, "needed": 4000}),
+        ({"bucket_bytes": []}, "other_size", {"held": 0, "needed": 4000}),
     ],
 )
-def test_any_other_number_of_all_reduces_or_bytes_fails(tmp_path, params, cell, changes, code, numbers):
-    edit_traffic(tmp_path, cell, **changes)
-    found = gate_of(tmp_path, params).find_cell_finding(cell)
-    assert (found.verdict, found.code, found.numbers["where"]) == ("failed", code, f"{cell} 0-8 epoch 1")
-    assert found.numbers.items() >= numbers.items()
+def test_any_other_number_of_all_reduces_or_bytes_fails(tmp_path, expect, changes, code, numbers):
+    edit_traffic(tmp_path, "2proc", **changes)
+    expect(check_synchronisation, code, where="2proc 0-8 epoch 1", **numbers)
 
 
 @pytest.mark.parametrize(
@@ -47,31 +36,18 @@ def test_any_other_number_of_all_reduces_or_bytes_fails(tmp_path, params, cell, 
     ],
 )
 def test_the_code_tells_whether_the_ranks_synchronised_on_every_micro_batch(
-    tmp_path, params, accumulated, num_all_reduces, code
+    tmp_path, expect, accumulated, num_all_reduces, code
 ):
     edit_json(tmp_path / "runs" / "2proc" / "run.json", grad_accum_steps=accumulated)
     edit_traffic(tmp_path, "2proc", number=num_all_reduces)
-    (found,) = gate_of(tmp_path, params).findings
-    assert (found.code, found.numbers["per_step"]) == (code, num_all_reduces / 2)
-    assert found.numbers["micro_batches"] == accumulated
+    expect(check_synchronisation, code, per_step=num_all_reduces / 2, micro_batches=accumulated)
 
 
-def test_the_same_problem_in_every_segment_is_told_once(tmp_path, params):
-    for part in ("0-8", "8-16"):
+def test_the_same_problem_in_every_segment_is_told_once(tmp_path, params, expect):
+    for part in params["ranges"]:
         edit_traffic(tmp_path, "2proc", part, number=4)
-    (found,) = gate_of(tmp_path, params).findings
-    (problem,) = found.problems
-    assert (problem.numbers["where"], problem.numbers["other_segments"]) == ("2proc 0-8 epoch 1", 1)
-
-
-@pytest.fixture
-def exact_params(tmp_path):
-    """The same comparison in exact mode: 2 micro-batches, so 2 gathers of 4,000 bytes per step; files in tmp_path."""
-    params = write_comparison(tmp_path, params=PARAMS | {"train": PARAMS["train"] | {"exact": True}})
-    traffic = {"all_gather": {"number": 4, "num_bytes": 16000}}
-    for part in ("0-8", "8-16"):
-        edit_segment(tmp_path, "2proc", part, traffic=traffic, exchange={"num_parcels": 1})
-    return params
+    where = {"where": "2proc 0-8 epoch 1", "other_segments": 1}
+    assert len(expect(check_synchronisation, "exchanged_on_every_micro_batch", **where).problems) == 1
 
 
 @pytest.mark.parametrize(
@@ -85,11 +61,14 @@ def exact_params(tmp_path):
         ({"kind": "all_reduce", "number": 2}, "foreign_collectives", {"number": 2}),
     ],
 )
-def test_in_exact_mode_every_micro_batchs_gradient_is_gathered_whole(tmp_path, exact_params, changes, code, numbers):
+def test_in_exact_mode_every_micro_batchs_gradient_is_gathered_whole(tmp_path, changes, code, numbers):
+    """2 micro-batches, so 2 gathers of 4,000 bytes per step."""
+    params = write_comparison(tmp_path, params=PARAMS | {"train": PARAMS["train"] | {"exact": True}})
+    traffic = {"all_gather": {"number": 4, "num_bytes": 16000}}
+    for part in params["ranges"]:
+        edit_segment(tmp_path, "2proc", part, traffic=traffic, exchange={"num_parcels": 1})
     edit_traffic(tmp_path, "2proc", **{"kind": "all_gather", **changes})
-    (found,) = gate_of(tmp_path, exact_params).findings
-    assert found.code == code
-    assert found.numbers.items() >= numbers.items()
+    require(check_synchronisation(outputs_of(tmp_path, params), "2proc"), code, **numbers)
 
 
 @pytest.mark.parametrize("hook", ["bf16", "fp16"])
@@ -97,19 +76,17 @@ def test_an_exchange_in_16_bit_sends_half_the_bytes_no_more_and_no_less(tmp_path
     two = PARAMS["cells"]["2proc"] | {"options": {"gradient_hook": hook}}
     params = write_comparison(tmp_path, params=PARAMS | {"cells": PARAMS["cells"] | {"2proc": two}})
     for num_bytes, code in ((4000, "passed"), (2000, "other_bytes"), (8000, "other_bytes")):
-        for part in ("0-8", "8-16"):
+        for part in params["ranges"]:
             edit_traffic(tmp_path, "2proc", part, number=2, num_bytes=num_bytes)
-        (found,) = gate_of(tmp_path, params).findings
-        assert found.code == code
+        require(check_synchronisation(outputs_of(tmp_path, params), "2proc"), code)
 
 
 @pytest.mark.parametrize(
     ("recorded", "code"),
     [({"number": 1}, "not_all_counted"), ({"num_bytes": 4000}, "other_bytes_recorded"), ({}, "passed")],
 )
-def test_what_torch_recorded_of_the_last_steps_decides_over_what_was_reckoned(tmp_path, params, recorded, code):
+def test_what_torch_recorded_of_the_last_steps_decides_over_what_was_reckoned(tmp_path, expect, recorded, code):
     told = {"num_steps": 2, "number": 2, "num_bytes": 8000, "counted_number": 2, "counted_bytes": 8000} | recorded
     edit_segment(tmp_path, "2proc", recorded_exchanges=told)
-    found = check_synchronisation(outputs_of(tmp_path, params), "2proc")
-    assert found.code == code
+    found = expect(check_synchronisation, code)
     assert code == "passed" or found.numbers["recorded"] == next(iter(recorded.values()))

@@ -1,0 +1,21 @@
+"""What a gate finds in the comparison written by hand, which stands in tmp_path."""
+
+import pytest
+
+from tests.tasks.reporting.comparison import outputs_of
+
+
+def require(found, code, *, verdict="failed", within=1e-6, **numbers):
+    """Fail unless it is a finding of this code and these numbers, with this verdict unless it passed; None: of none."""
+    if code is None:
+        assert found is None
+        return None
+    assert (found.verdict, found.code) == ("passed" if code == "passed" else verdict, code), found.compared
+    assert {name: found.numbers[name] for name in numbers} == pytest.approx(numbers, rel=within)
+    return found
+
+
+@pytest.fixture
+def expect(tmp_path, params):
+    """Return `expect(check, code, cell="2proc", ...)`, which judges the cell and returns the finding it requires."""
+    return lambda check, code, cell="2proc", **known: require(check(outputs_of(tmp_path, params), cell), code, **known)
