@@ -5,12 +5,18 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+import tasks.slice
 from tasks.download import download_rows
 from tasks.params import Params, load_params
 from tests.conftest import PROJECT
+
+RAW = Path("data/raw")
+TEXTS = [f"Text {number} of the data set, in its own words." for number in range(40)]
 
 
 @functools.cache
@@ -32,8 +38,25 @@ def jsonl(lines: Iterable[Any], name: str = "rows.jsonl") -> dict[str, str]:
     return {"source": f"path:{name}"}
 
 
+def write_columns(kind: str, columns: dict[str, Any]) -> dict[str, str]:
+    """Write a data set as `jsonl` or as `parquet`; return the section `dataset`."""
+    if kind == "jsonl":
+        return jsonl(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    pq.write_table(pa.table(columns), "rows.parquet", row_group_size=7)
+    return {"source": "path:rows.parquet"}
+
+
 def download(params: Params) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the rows and the manifest that the stage writes."""
-    download_rows(params, Path("data/raw"), source_digest=None)
-    manifest = json.loads(Path("data/raw/manifest.json").read_text())
-    return pq.read_table("data/raw/rows.parquet").to_pylist(), manifest
+    download_rows(params, RAW, source_digest=None)
+    return pq.read_table(RAW / "rows.parquet").to_pylist(), json.loads((RAW / "manifest.json").read_text())
+
+
+def cut(params: Params, base_model: Path) -> dict[str, Any]:
+    """Run the stage `slice` on what was downloaded; return the manifest of the slices."""
+    Path("params.yaml").write_text(params.model_dump_json())  # JSON is YAML
+    told = ["slice", "--raw", str(RAW), "--base-model", str(base_model), "--slices", "data/slices"]
+    with mock.patch("sys.argv", told):
+        tasks.slice._main()
+    manifest: dict[str, Any] = json.loads(Path("data/slices/manifest.json").read_text())
+    return manifest

@@ -13,12 +13,7 @@ from PIL import Image
 
 from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError
-from tasks.slice import write_slices
-from tests.tasks.local_rows import ask, download, jsonl, read_defaults
-
-RAW = Path("data/raw")
-TEXTS = [f"Text {number} of the data set, in its own words." for number in range(24)]
-
+from tests.tasks.local_rows import RAW, TEXTS, ask, cut, download, jsonl, read_defaults
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -31,11 +26,8 @@ def classify(dataset):
 
 def two_files(texts, classes):
     """Write 20 rows of two classes to be trained on, and these to be held out; return the section `dataset`."""
-    for name, rows in (
-        ("rows", zip(TEXTS[:20], ["a", "b"] * 10, strict=True)),
-        ("test", zip(texts, classes, strict=True)),
-    ):
-        jsonl([{"text": text, "class": label} for text, label in rows], f"{name}.jsonl")
+    for name, *columns in (("rows", TEXTS[:20], ["a", "b"] * 10), ("test", texts, classes)):
+        jsonl([{"text": text, "class": label} for text, label in zip(*columns, strict=True)], f"{name}.jsonl")
     return {"source": "path:rows.jsonl", "heldout_source": "path:test.jsonl"}
 
 
@@ -95,8 +87,7 @@ def test_slices_of_both_sources_stand_beside_each_other_whatever_the_numbers_of_
         workload="image_classification", model={"source": "builtin:resnet18", "name": "resnet18"},
     )  # fmt: skip
     download(params)
-    write_slices(params, raw=RAW, base_model=Path("none"), slices=Path("slices"))
+    assert cut(params, Path("none"))["heldout"] == "heldout-0-10"
     for name, reds in (("0-10", (0, 4)), ("heldout-0-10", (100, 104))):
-        images = np.load(Path("slices", name, "images.npy"))[:, 0, 0, 0]
+        images = np.load(f"data/slices/{name}/images.npy")[:, 0, 0, 0]
         assert (images.min(), images.max()) == reds
-    assert json.loads(Path("slices/manifest.json").read_text())["heldout"] == "heldout-0-10"

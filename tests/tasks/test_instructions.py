@@ -4,44 +4,36 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from tasks.data.slicing import find_slicing
 from tasks.data.sources.row_policy import QUARANTINED
 from tasks.evaluating.heldout_rows import select_rows
 from tasks.params.prompts import TEMPLATES, fill_template, read_template
-from tasks.params.sources import RowRange
 from tasks.process.failure import DataError
-from tests.tasks.local_rows import ask, download, jsonl
+from tests.tasks.local_rows import ask, cut, download, write_columns
 from tests.tiny import with_manifest
 from training.workloads import instruction as workload
 
-NUM_ROWS = 30
 DOLLY = TEMPLATES["dolly"]
 
 
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def make_row(number):
-    """Return a row with Databricks' names; every other one has a context."""
-    context = f"About the number {number}." if number % 2 else ""
-    return {"instruction": f"Say {number}.", "context": context, "response": f"It is {number}.", "category": "qa"}
-
-
-ROWS = [make_row(number) for number in range(NUM_ROWS)]
+ROWS = [
+    {
+        "instruction": f"Say {number}.", "context": f"About the number {number}." if number % 2 else "",
+        "response": f"It is {number}.", "category": "qa",
+    }
+    for number in range(30)
+]  # fmt: skip
+"""With Databricks' names; every other one has a context."""
 
 
 def write_source(rows, kind="jsonl"):
     """Write the rows as a local data set; return its source."""
-    if kind == "jsonl":
-        jsonl(rows)
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), "rows.parquet", row_group_size=7)
-    return f"path:rows.{kind}"
+    return write_columns(kind, {name: [row[name] for row in rows] for name in rows[0]})["source"]
 
 
 def asked(dataset, **changes):
@@ -49,15 +41,11 @@ def asked(dataset, **changes):
     return ask({"template": "dolly", **dataset}, **{"workload": "instruction", **changes})
 
 
-def sliced(params, base_model, part="0-20"):
+def sliced(params, base_model):
     """Return the rows of a slice as training opens them, and what its manifest says."""
     download(params)
-    start, end = map(int, part.split("-"))
-    into = Path("slices") / part
-    into.mkdir(parents=True, exist_ok=True)
-    rows = find_slicing("instruction").open_rows(params, raw=Path("data/raw"), base_model=base_model)
-    facts = rows.write(RowRange(start=start, end=end), into)
-    return workload.open_slice(into), facts
+    facts = cut(params, base_model)["slices"]["0-20"]
+    return workload.open_slice(Path("data/slices/0-20")), facts
 
 
 @pytest.mark.parametrize(

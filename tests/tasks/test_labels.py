@@ -1,31 +1,19 @@
 """The classes of rows, from the data set to the base model and the slices."""
 
-import json
-import sys
-from pathlib import Path
-
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2ForCausalLM
 
-from tasks import slice as slicing
 from tasks.data.builtin.corpus import PACKAGES
 from tasks.data.builtin.tiny_models import write_tiny_modernbert
 from tasks.data.sources.models import give_head
 from tasks.process.failure import DataError
-from tests.tasks.local_rows import ask, download, jsonl
+from tests.tasks.local_rows import TEXTS, ask, cut, download, write_columns
 from tests.tiny import make_tiny_model, with_manifest
 from training.process.files import digest_file
 
-TEXTS = [f"Text {number} of the data set, in its own words." for number in range(30)]
-
-
 pytestmark = pytest.mark.usefixtures("folder")
-
-
 MODEL = {"source": "builtin:tiny-modernbert", "name": "tiny_modernbert"}
 
 
@@ -34,13 +22,9 @@ def asked(dataset, **changes):
     return ask(dataset, **{"workload": "sequence_classification", "model": MODEL, **changes})
 
 
-def write_source(labels, kind="jsonl"):
+def write_source(labels, kind="jsonl", texts=TEXTS[:30]):
     """Write the texts with these classes as a local data set; return the section `dataset`."""
-    if kind == "jsonl":
-        jsonl({"text": text, "class": label} for text, label in zip(TEXTS, labels, strict=True))
-    else:
-        pq.write_table(pa.table({"text": TEXTS, "class": labels}), "rows.parquet", row_group_size=7)
-    return {"source": f"path:rows.{kind}", "label": "class"}
+    return write_columns(kind, {"text": texts, "class": labels}) | {"label": "class"}
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -90,15 +74,12 @@ def test_a_class_that_only_held_out_rows_have_is_refused_and_a_slice_says_which_
     for labels, is_refused in (([*["neg"] * 20, *["pos"] * 10], True), ([*["neg", "pos"] * 10, *["pos"] * 10], False)):
         params = asked(write_source(labels))
         download(params)
-        where = {"raw": Path("data/raw"), "base_model": tiny_modernbert, "slices": Path("data/slices")}
         if is_refused:
-            with pytest.raises(
-                DataError, match=r"heldout 20-30: 10 rows are of the class 'pos', which no row of ranges is"
-            ):
-                slicing.write_slices(params, **where)
-    slicing.write_slices(params, **where)
+            says = r"heldout 20-30: 10 rows are of the class 'pos', which no row of ranges is"
+            with pytest.raises(DataError, match=says):
+                cut(params, tiny_modernbert)
+    found = cut(params, tiny_modernbert)["slices"]
     assert "slice 20-30: all its rows are of the class pos" in caplog.text
-    found = json.loads(Path("data/slices/manifest.json").read_text())["slices"]
     assert {part: facts["class_counts"] for part, facts in found.items()} == {
         "0-20": {"neg": 10, "pos": 10}, "20-30": {"pos": 10},
     }  # fmt: skip
@@ -133,21 +114,11 @@ def tiny_modernbert(tmp_path_factory, builtin_rows):
     return with_manifest(made, num_parameters=0, model_type="modernbert")
 
 
-def slices_of(params, base_model, monkeypatch):
-    """Run the stages download and slice; return the manifest of the slices."""
+def test_a_slice_has_closed_texts_and_the_numbers_of_their_classes(tiny_modernbert):
+    labels = [None if row == 3 else "bca"[row % 3] for row in range(30)]
+    params = asked(write_source(labels, texts=[*TEXTS[:28], "Before </s> after", "x"]))
     download(params)
-    Path("params.yaml").write_text(json.dumps(params.model_dump(mode="json")))
-    command = f"slice --raw data/raw --base-model {base_model} --slices data/slices"
-    monkeypatch.setattr(sys, "argv", command.split())
-    slicing._main()
-    return json.loads(Path("data/slices/manifest.json").read_text())
-
-
-def test_a_slice_has_closed_texts_and_the_numbers_of_their_classes(tiny_modernbert, monkeypatch):
-    monkeypatch.setitem(globals(), "TEXTS", [*TEXTS[:28], "Before </s> after", "x"])
-    params = asked(write_source([None if row == 3 else "bca"[row % 3] for row in range(30)]))
-    manifest = slices_of(params, tiny_modernbert, monkeypatch)
-    assert manifest["class_names"] == ["a", "b", "c"]
+    assert cut(params, tiny_modernbert)["class_names"] == ["a", "b", "c"]
     arrays = {name: np.load(f"data/slices/0-20/{name}.npy") for name in ("tokens", "offsets", "labels", "row_ids")}
     kept = [row for row in range(20) if row != 3]
     assert arrays["row_ids"].tolist() == kept

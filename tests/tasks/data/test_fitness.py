@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer, normalizers
+from tokenizers import Regex, Tokenizer, normalizers, processors
 from tokenizers import models as token_models
 
 from tasks.data.sources.models import fetch_config
@@ -22,8 +22,8 @@ from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.manifests import RawManifest
 from tasks.rehearsal.inputs import gather_inputs
-from tests.tasks.local_rows import ask, jsonl
-from tests.tasks.test_download import TEXTS
+from tests.tasks.local_rows import RAW, TEXTS, ask, read_defaults, write_columns
+from tests.tasks.reporting.comparison import edit_json
 from training.model.weights import without_deepspeed
 
 SMALL = {
@@ -31,13 +31,11 @@ SMALL = {
     "num_key_value_heads": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 CLASSES = {"workload": "sequence_classification"}
-LONGROPE = {
-    "rope_parameters": {
-    "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
-    "original_max_position_embeddings": 48,
-    },
-    "original_max_position_embeddings": 48,
-}  # fmt: skip
+MODEL = {"source": "path:model", "name": "m"}
+BASE_MODEL, WEIGHTS = Path("data/base_model"), Path("model/model.safetensors")
+_LENGTH = {"original_max_position_embeddings": 48}
+_FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+LONGROPE = {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, **_FACTORS, **_LENGTH}, **_LENGTH}
 
 
 class _Here:
@@ -67,27 +65,25 @@ def write_model(kind, *, tokenizer, head="AutoModelForCausalLM", **more):
             shutil.copy(tokenizer / name, "model")
 
 
-def change_json(name, **changes):
-    file = Path("model", name)
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
-def try_model(*, child=None, texts=TEXTS, **changes):
+def try_model(*, child=None, texts=TEXTS, seq_len=None, dataset=None, **changes):
     """Do what `download` does with the folder `model` and the texts; return what is recorded."""
-    is_labelled = changes.get("workload") == "sequence_classification"
-    rows = [{"text": text} | ({"label": number % 2} if is_labelled else {}) for number, text in enumerate(texts)]
-    dataset = {**jsonl(rows), **({"label": "label"} if is_labelled else changes.pop("dataset", {}))}
-    params = ask(dataset, model={"source": "path:model", "name": "m"}, **changes)
+    columns, told = {"text": texts}, dataset or {}
+    if changes.get("workload") == "sequence_classification":
+        columns, told = {**columns, "label": [number % 2 for number in range(len(texts))]}, {"label": "label"}
+    train = read_defaults()["train"]
+    changes["train"] = train | {"seq_len": seq_len or train["seq_len"]}
+    params = ask(write_columns("jsonl", columns) | told, model=MODEL, **changes)
     child = child or _Here()
-    raw, base_model = Path("data/raw"), Path("data/base_model")
-    download_rows(params, raw, source_digest=None)
-    download_model(params, base_model, class_names=RawManifest.read(raw).class_names, child=child)
-    require_fitness(params, raw, base_model, child=child)
-    return RawManifest.read(raw).tokenised
+    download_rows(params, RAW, source_digest=None)
+    download_model(params, BASE_MODEL, class_names=RawManifest.read(RAW).class_names, child=child)
+    require_fitness(params, RAW, BASE_MODEL, child=child)
+    return RawManifest.read(RAW).tokenised
 
 
-def with_seq_len(number):
-    return {"train": {**ask().model_dump(mode="json")["train"], "seq_len": number}}
+def change_weights(change):
+    weights = load_file(WEIGHTS)
+    change(weights)
+    save_file(weights, WEIGHTS, metadata={"format": "pt"})
 
 
 def test_what_the_first_rows_become_is_recorded(tiny_qwen2):
@@ -95,13 +91,9 @@ def test_what_the_first_rows_become_is_recorded(tiny_qwen2):
     found = try_model(texts=[*TEXTS[:29], "a"])
     assert (found.num_rows, found.unknown_share, found.num_rows_without_target, found.num_equal_rows) == (30, 0, 0, 0)
     assert (found.before, found.behind) == ("", "<|endoftext|>")
-    framing = json.loads(Path("model/tokenizer.json").read_text())
-    framing["post_processor"] = {
-        "type": "TemplateProcessing", "pair": [],
-        "single": [{"SpecialToken": {"id": "B", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-        "special_tokens": {"B": {"id": "B", "ids": [1], "tokens": ["B"]}},
-    }  # fmt: skip
-    Path("model/tokenizer.json").write_text(json.dumps(framing))
+    framed = Tokenizer.from_file("model/tokenizer.json")
+    framed.post_processor = processors.TemplateProcessing(single="B $A", special_tokens=[("B", 1)])
+    framed.save("model/tokenizer.json")
     framed = try_model()
     assert (framed.before != "", framed.behind) == (True, "<|endoftext|>")
     assert framed.num_tokens == try_model(dataset={"add_special_tokens": False}).num_tokens + 30
@@ -129,7 +121,7 @@ def test_a_model_that_cannot_be_trained_so_is_refused(says, kind, more, changes,
     head = "AutoModelForSequenceClassification" if changes else "AutoModelForCausalLM"
     write_model(kind, tokenizer=tiny_qwen2, head=head, **more)
     with pytest.raises(DataError, match=says):
-        try_model(**with_seq_len(128), **changes)
+        try_model(seq_len=128, **changes)
 
 
 def _gather(params):
@@ -148,7 +140,7 @@ def _gather(params):
 def test_a_rehearsal_tries_local_weights_as_download_does(says, kind, head, changes, tiny_qwen2):
     write_model(kind, tokenizer=tiny_qwen2, head=head)
     dataset = {"source": "builtin:docstrings", "label": "package"} if changes else None
-    params = ask(dataset, model={"source": "path:model", "name": "m"}, **changes)
+    params = ask(dataset, model=MODEL, **changes)
     # The command tries it in a fork; no process can be forked to compute gradients once it has computed one.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone, contextlib.ExitStack() as stack:
         if says is not None:
@@ -157,14 +149,12 @@ def test_a_rehearsal_tries_local_weights_as_download_does(says, kind, head, chan
 
 
 def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2):
-    for kind, more in (
-        ("bert", {"is_decoder": True}),
-        ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 32}),
-        ("mamba", {}),
-    ):
+    for kind, more in {
+        "bert": {"is_decoder": True}, "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32}, "mamba": {}
+    }.items():  # fmt: skip
         shutil.rmtree("model", ignore_errors=True)
         write_model(kind, tokenizer=tiny_qwen2, **more)
-        assert try_model(**with_seq_len(128)).num_rows == 30
+        assert try_model(seq_len=128).num_rows == 30
 
 
 @pytest.mark.parametrize(
@@ -189,9 +179,7 @@ def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2):
 )
 def test_weights_that_are_not_all_there_are_refused(says, change, tiny_qwen2):
     write_model("llama", tokenizer=tiny_qwen2, tie_word_embeddings=False)
-    weights = load_file("model/model.safetensors")
-    change(weights)
-    save_file(weights, "model/model.safetensors", metadata={"format": "pt"})
+    change_weights(change)
     with pytest.raises(DataError, match=says):
         try_model()
 
@@ -199,9 +187,7 @@ def test_weights_that_are_not_all_there_are_refused(says, change, tiny_qwen2):
 def test_a_classifier_whose_body_is_not_whole_is_refused(tiny_qwen2):
     write_model("bert", tokenizer=tiny_qwen2, head="AutoModelForMaskedLM")
     try_model(**CLASSES)
-    weights = load_file("model/model.safetensors")
-    del weights["bert.encoder.layer.1.output.dense.bias"]
-    save_file(weights, "model/model.safetensors", metadata={"format": "pt"})
+    change_weights(lambda weights: weights.pop("bert.encoder.layer.1.output.dense.bias"))
     with pytest.raises(DataError, match=r"the weights lack bert.encoder.layer.1.output.dense.bias"):
         try_model(**CLASSES)
 
@@ -217,30 +203,26 @@ def test_a_classifier_whose_body_is_not_whole_is_refused(tiny_qwen2):
 )
 def test_a_config_that_asks_for_more_than_a_model_is_refused(says, changes, tiny_qwen2, monkeypatch):
     write_model("llama", tokenizer=tiny_qwen2)
-    change_json("config.json", **changes)
+    edit_json(Path("model/config.json"), **changes)
     monkeypatch.setattr(bounded_child, "_SPARE_BYTES", 2**26)
     with pytest.raises(DataError, match=says), BoundedChild() as child:
         try_model(child=child if "id2label" in changes else None)
 
 
-def _words(*, normalizer=None, words=""):
-    vocabulary = {word: number for number, word in enumerate(["[UNK]", "</s>", *words.split()])}
-    tokenizer = Tokenizer(token_models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizer
-    return tokenizer
-
-
 @pytest.mark.parametrize(
-    ("says", "tokenizer"),
+    ("says", "normalizer"),
     [
-        ("its tokenizer knows", _words(words="one two")),
-        ("become the tokens of another", _words(words="one two", normalizer=normalizers.Replace(Regex(".+"), "one"))),
-        ("memory", _words(words="one two", normalizer=normalizers.Sequence([normalizers.Replace("e", "e" * 10)] * 9))),
+        ("its tokenizer knows", None),
+        ("become the tokens of another", normalizers.Replace(Regex(".+"), "one")),
+        ("memory", normalizers.Sequence([normalizers.Replace("e", "e" * 10)] * 9)),
     ],
     ids=["unknown", "equal", "bomb"],
 )  # fmt: skip
-def test_a_tokenizer_that_loses_the_texts_or_bursts_is_refused(says, tokenizer, monkeypatch):
+def test_a_tokenizer_that_loses_the_texts_or_bursts_is_refused(says, normalizer, monkeypatch):
     write_model("llama", tokenizer=None)
+    vocabulary = {"[UNK]": 0, "</s>": 1, "one": 2, "two": 3}
+    tokenizer = Tokenizer(token_models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizer
     tokenizer.save("model/tokenizer.json")
     tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "eos_token": "</s>"}
     Path("model/tokenizer_config.json").write_text(json.dumps(tokens))
@@ -275,21 +257,17 @@ def test_a_rehearsal_reads_a_local_config_with_the_same_checks(says, content, tm
     Path("model/config.json").write_text(content or "{")
     if content is None:
         os.truncate("model/config.json", 500_000_000)
-    model = ModelParams(source="path:model", name="m")
     with pytest.raises(DataError, match=says):
-        fetch_config(model, tmp_path / "fetched", commit=None, is_classifier=False)
+        fetch_config(ModelParams(**MODEL), tmp_path / "fetched", commit=None, is_classifier=False)
 
 
 def test_a_chat_template_that_bursts_is_refused(tiny_qwen2, monkeypatch):
     write_model("llama", tokenizer=tiny_qwen2)
     Path("model/chat_template.jinja").write_text("{{ ('x' * 6000000000)|length }}")
-    rows = [{"instruction": text, "response": text} for text in TEXTS]
-    params = ask(
-        {**jsonl(rows), "template": "chat"}, model={"source": "path:model", "name": "m"}, workload="instruction"
-    )
-    raw, base_model = Path("data/raw"), Path("data/base_model")
-    download_rows(params, raw, source_digest=None)
-    download_model(params, base_model)
+    dataset = write_columns("jsonl", {"instruction": TEXTS, "response": TEXTS})
+    params = ask({**dataset, "template": "chat"}, model=MODEL, workload="instruction")
+    download_rows(params, RAW, source_digest=None)
+    download_model(params, BASE_MODEL)
     monkeypatch.setattr(bounded_child, "_SPARE_BYTES", 2**30)
     with BoundedChild() as child, pytest.raises(DataError, match=r"memory|MemoryError"):
-        require_fitness(params, raw, base_model, child=child)
+        require_fitness(params, RAW, BASE_MODEL, child=child)
