@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tasks.data.slicing.image_classification import Images
@@ -15,53 +14,44 @@ from tasks.data.sources import image_models
 from tasks.data.sources.image_models import store_image_model
 from tasks.data.sources.image_rows import MAX_PIXELS
 from tasks.download import download_rows
-from tasks.params import Params
 from tasks.params.local_files import digest_source, list_image_files
 from tasks.params.sources import ModelParams, RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.manifests import ROWS, RawManifest
 from tasks.slice import store_slice
+from tests.finished_comparison import read_json
 from tests.images import CLASS_NAMES, encoded, make_image_model, striped, write_image_folder, write_tar
+from tests.tasks.local_rows import RAW, ask
 
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def params_for(source, *, ranges, heldout, size=12):
-    return Params.model_validate(
-        {
-            "name": "images",
-            "description": "Images.",
-            "model": {"source": "builtin:resnet18", "name": "resnet18"},
-            "dataset": {"source": source, "image_size": size},
-            "ranges": ranges,
-            "heldout": heldout,
-            "workload": "image_classification",
-            "train": {"epochs": 1, "global_batch_size": 8, "micro_batch_size": 4, "learning_rate": 0.1},
-            "cells": {"one": {"strategy": "single", "world_size": 1}},
-        }
-    )
-
-
-def downloaded(params):
-    """Download the rows to raw/; return their manifest."""
-    dataset = params.dataset
-    download_rows(
-        params, Path("raw"), source_digest=None if dataset.kind == "builtin" else digest_source(Path(dataset.location))
-    )
-    return json.loads(Path("raw/manifest.json").read_text())
+def downloaded(source, ranges, heldout, size=12):
+    """Download the images to data/raw; return their manifest."""
+    told = {"workload": "image_classification", "model": {"source": "builtin:resnet18", "name": "resnet18"}}
+    params = ask({"source": source, "image_size": size}, ranges=[ranges], heldout=heldout, **told)
+    kind, _, place = source.partition(":")
+    download_rows(params, RAW, source_digest=digest_source(Path(place)) if kind == "path" else None)
+    return read_json(RAW / "manifest.json")
 
 
 def sliced(part):
-    """Return the arrays of a slice of raw/, and its manifest."""
-    start, end = (int(number) for number in part.split("-"))
-    about = RawManifest.read(Path("raw"))
-    rows = Images(
-        rows=Path("raw") / ROWS, class_names=about.class_names, size=about.image_size or 0,
-        workload="image_classification",
-    )  # fmt: skip
-    folder = store_slice(RowRange(start=start, end=end), rows)
+    """Return the arrays of a slice of data/raw, and its manifest."""
+    start, end = map(int, part.split("-"))
+    about = RawManifest.read(RAW)
+    shape = {"class_names": about.class_names, "size": about.image_size, "workload": "image_classification"}
+    folder = store_slice(RowRange(start=start, end=end), Images(rows=RAW / ROWS, **shape))
     arrays = {name: np.load(folder / f"{name}.npy") for name in ("images", "labels", "row_ids")}
-    return arrays, json.loads((folder / "manifest.json").read_text())
+    return arrays, read_json(folder / "manifest.json")
+
+
+def names_in(source):
+    return [file.name for file in list_image_files(Path(source))]
+
+
+def store(source="path:model", class_names=CLASS_NAMES, size=None, **changes):
+    told = {} if size is None else {"image_size": size}
+    return store_image_model(ModelParams(source=source, name="own", **changes), class_names=class_names, **told)
 
 
 def test_the_order_is_that_of_the_names_alone_with_all_classes_everywhere_and_train_before_val(tmp_path):
@@ -69,26 +59,26 @@ def test_the_order_is_that_of_the_names_alone_with_all_classes_everywhere_and_tr
     write_image_folder(folder, num_per_class=40, above="train")
     (folder / "train" / "notes.txt").write_text("no image")
     (folder / "train" / "top" / "._001.png").write_text("what some systems leave in archives")
-    names = [file.name for file in list_image_files(folder)]
+    names = names_in(folder)
     assert len(names) == len(set(names)) == 180
     assert all(name.startswith("train/") for name in names[:120])
     assert all(name.startswith("val/") for name in names[120:])
     assert {name.split("/")[1] for name in names[:12]} == set(CLASS_NAMES)
-    assert [file.name for file in list_image_files(write_tar(tmp_path / "images.tar", folder))] == names
+    assert names_in(write_tar(tmp_path / "images.tar", folder)) == names
     (folder / "train" / "top" / "039.png").unlink()
-    assert [file.name for file in list_image_files(folder)] == [name for name in names if name != "train/top/039.png"]
+    assert names_in(folder) == [name for name in names if name != "train/top/039.png"]
 
 
 def test_class_folders_that_are_links_are_followed_and_no_circle_is(tmp_path):
     folder = write_image_folder(tmp_path / "images", num_per_class=2)
-    names = [file.name for file in list_image_files(folder)]
+    names = names_in(folder)
     digest = digest_source(folder)
     linked = tmp_path / "linked"
     linked.mkdir()
     for name in CLASS_NAMES:
         (linked / name).symlink_to(folder / name)
     (folder / CLASS_NAMES[0] / "circle").symlink_to(linked)
-    assert [file.name for file in list_image_files(linked)] == names
+    assert names_in(linked) == names
     assert digest_source(linked) == digest
 
 
@@ -97,7 +87,7 @@ def test_a_slice_holds_the_pixels_and_classes_of_its_rows(tmp_path, kind):
     folder = write_image_folder(tmp_path / "images", num_per_class=10)
     source = "images" if kind == "folder" else write_tar(tmp_path / "images.tar", folder).name
     files = list_image_files(Path(source))
-    manifest = downloaded(params_for(f"path:{source}", ranges=["0-20"], heldout="20-30"))
+    manifest = downloaded(f"path:{source}", "0-20", "20-30")
     assert manifest["class_names"] == CLASS_NAMES
     assert (manifest["num_rows"], manifest["quarantined"]) == (30, {})
     arrays, _ = sliced("5-20")
@@ -116,48 +106,36 @@ def test_an_image_is_cut_to_its_middle_square_and_resized(tmp_path):
     made = {"wide": (wide, 100), "grey": (wide[:, :, 0], 100), "clear": (clear, 255)}
     for name, (pixels, _) in made.items():
         (folder / "left" / f"{name}.png").write_bytes(encoded(pixels))
-    names = [file.name for file in list_image_files(folder)]
-    downloaded(params_for("path:images", ranges=["0-11"], heldout="11-12"))
+    names = names_in(folder)
+    downloaded("path:images", "0-11", "11-12")
     images = sliced("0-12")[0]["images"]
     for name, (_, value) in made.items():
         assert np.unique(images[names.index(f"left/{name}.png")]).tolist() == [value], name
 
 
-def _truncated(folder):
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    return encoded(noise, "JPEG")[:1500]
+NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+HEAD = encoded(np.zeros((4, 4, 3), dtype=np.uint8))[:16]
+"""Behind it stands how large the image is."""
 
 
-def _bomb(folder):
-    """A real image of 81 million pixels in some 10 kB."""
-    Image.new("1", (9000, 9000)).save(folder / "bomb.png")
-    data = (folder / "bomb.png").read_bytes()
-    assert MAX_PIXELS < 9000 * 9000
-    assert len(data) < 50_000
-    return data
-
-
-def _claims_too_much(folder):
-    """The head of an image of 10 thousand million pixels."""
-    return encoded(np.zeros((4, 4, 3), dtype=np.uint8))[:16] + (100_000).to_bytes(4, "big") * 2 + bytes(100)
-
-
-BAD = {
-    "truncated": (_truncated, "unreadable"),
-    "empty": (lambda folder: b"", "unreadable"),
-    "bomb": (_bomb, "too_large"),
-    "head that claims too much": (_claims_too_much, "unreadable"),
-    "16 bit": (lambda folder: encoded(np.full((8, 8), 40_000, dtype=np.uint16)), "depth"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_image_is_left_out_and_counted_and_the_others_keep_their_rows(case, tmp_path):
-    make, fault = BAD[case]
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        pytest.param(encoded(NOISE, "JPEG")[:1500], "unreadable", id="truncated"),
+        pytest.param(b"", "unreadable", id="empty"),
+        # A real image of 81 million pixels in some 10 kB, and one that says that it has 10 thousand million.
+        pytest.param(None, "too_large", id="bomb"),
+        pytest.param(HEAD + (100_000).to_bytes(4, "big") * 2 + bytes(100), "unreadable", id="claims too much"),
+        pytest.param(encoded(np.full((8, 8), 40_000, dtype=np.uint16)), "depth", id="16 bit"),
+    ],
+)
+def test_a_bad_image_is_left_out_and_counted_and_the_others_keep_their_rows(content, fault, tmp_path):
+    content = encoded(np.zeros((9000, 9000), dtype=bool)) if content is None else content
+    assert len(content) < 50_000 < MAX_PIXELS < 9000 * 9000
     folder = write_image_folder(tmp_path / "images", num_per_class=10)
-    (folder / "right" / "bad.png").write_bytes(make(tmp_path))
-    names = [file.name for file in list_image_files(folder)]
-    manifest = downloaded(params_for("path:images", ranges=["0-30"], heldout="30-31"))
+    (folder / "right" / "bad.png").write_bytes(content)
+    names = names_in(folder)
+    manifest = downloaded("path:images", "0-30", "30-31")
     arrays, facts = sliced("0-31")
     assert manifest["quarantined"] == facts["quarantined"] == {fault: 1}
     left = [row for row in range(31) if names[row] != "right/bad.png"]
@@ -171,7 +149,7 @@ def test_too_many_bad_images_are_refused_and_the_first_is_named(tmp_path):
     for index in range(2):
         (folder / "top" / f"{index:03d}.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"2 of 18 images: no image that can be decoded.*top/00.\.png.*at most 5%"):
-        downloaded(params_for("path:images", ranges=["0-17"], heldout="17-18"))
+        downloaded("path:images", "0-17", "17-18")
 
 
 def test_sources_that_are_none_are_refused(tmp_path):
@@ -203,7 +181,7 @@ def test_links_and_devices_in_a_tar_are_no_images(tmp_path):
 def test_the_built_in_digits_are_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
-    downloaded(params_for("builtin:digits", ranges=["0-1700"], heldout="1700-1797", size=8))
+    downloaded("builtin:digits", "0-1700", "1700-1797", size=8)
     arrays, _ = sliced("0-1797")
     places = [int(Path(file.name).stem) for file in list_image_files(next(Path(".work/download/digits").iterdir()))]
     digits = load_digits()
@@ -215,36 +193,33 @@ def test_the_built_in_digits_are_those_of_scikit_learn():
 
 def test_a_model_of_other_classes_or_of_no_images_is_refused(tmp_path):
     made = make_image_model(tmp_path / "model")
-    model = ModelParams(source="path:model", name="resnet18")
-    assert json.loads((store_image_model(model, class_names=CLASS_NAMES) / "manifest.json").read_text())["files"]
+    assert read_json(store() / "manifest.json")["files"]
     with pytest.raises(DataError, match=r"tells .*left.* apart, and the data has .*a.*b"):
-        store_image_model(model, class_names=["a", "b"])
-    config = json.loads((made / "config.json").read_text())
+        store(class_names=["a", "b"])
+    config = read_json(made / "config.json")
     (made / "config.json").write_text(json.dumps({**config, "norm": "batch"}))
     with pytest.raises(DataError, match=r"config\.json: got .*batch.*allowed: .*norm sync_batch, or group"):
-        store_image_model(model, class_names=CLASS_NAMES)
+        store()
     (made / "config.json").write_text(json.dumps(config))
     weights = load_file(made / "model.safetensors")
     weights["fc.weight"][0, 0] = float("inf")
     save_file(weights, made / "model.safetensors")
     with pytest.raises(DataError, match=r"two images have a loss or gradients that are not finite"):
-        store_image_model(model, class_names=CLASS_NAMES)
+        store()
     with pytest.raises(ConfigurationError, match=r"builtin:tiny-qwen2.*for images; allowed: builtin:resnet18"):
-        store_image_model(ModelParams(source="builtin:tiny-qwen2", name="x"), class_names=CLASS_NAMES)
+        store("builtin:tiny-qwen2")
 
 
 def test_a_vision_transformer_is_made_for_the_size_of_the_images_alone(monkeypatch):
     small = {"patch_size": 8, "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
     monkeypatch.setitem(image_models.CONFIGS, "vit-b-16", {**image_models.CONFIGS["vit-b-16"], **small})
-    model = ModelParams(source="builtin:vit-b-16", name="vit")
     with pytest.raises(ConfigurationError, match=r"dataset\.image_size: got 20 for builtin:vit-b-16; allowed: .* of 8"):
-        store_image_model(model, class_names=CLASS_NAMES, image_size=20)
-    stored = store_image_model(model, class_names=CLASS_NAMES, image_size=16)
-    assert json.loads((stored / "manifest.json").read_text())["label"].startswith("vision transformer, 0.0 M")
-    assert stored != store_image_model(model, class_names=CLASS_NAMES, image_size=24)
-    own = ModelParams(source=f"path:{stored}", name="vit")
+        store("builtin:vit-b-16", size=20)
+    stored = store("builtin:vit-b-16", size=16)
+    assert read_json(stored / "manifest.json")["label"].startswith("vision transformer, 0.0 M")
+    assert stored != store("builtin:vit-b-16", size=24)
     with pytest.raises(DataError, match=r"it is for images of 16 pixels a side, and dataset\.image_size is 32"):
-        store_image_model(own, class_names=CLASS_NAMES, image_size=32)
+        store(f"path:{stored}", size=32)
 
 
 def _save_weights(file, *, kind, num_classes):
@@ -268,15 +243,14 @@ def test_pretrained_weights_of_a_file_become_a_model_with_a_head_for_the_data(na
     from training.workloads.image_classification import load_model
 
     weights = _save_weights(Path(name), kind="resnet18", num_classes=num_classes)
-    model = ModelParams(source=f"path:{name}", name="mine", norm="sync_batch")
-    folder = store_image_model(model, class_names=CLASS_NAMES)
-    manifest = json.loads((folder / "manifest.json").read_text())
+    folder = store(f"path:{name}", norm="sync_batch")
+    manifest = read_json(folder / "manifest.json")
     assert (manifest["model_type"], manifest["is_random_weights"]) == ("resnet18", False)
     found = load_model(folder).state_dict()
     same = {key for key, part in weights.items() if key in found and torch.equal(found[key], part)}
     assert weights.keys() - same == (set() if num_classes == 3 else {"fc.weight", "fc.bias"})
     assert found["fc.weight"].shape[0] == 3
-    assert store_image_model(model, class_names=CLASS_NAMES) == folder
+    assert store(f"path:{name}", norm="sync_batch") == folder
 
 
 def test_a_file_of_no_such_weights_is_refused_in_one_line():
@@ -291,4 +265,4 @@ def test_a_file_of_no_such_weights_is_refused_in_one_line():
         ("code.pth", "sync_batch", "code.pth: .*allowed: a state dict as torch.save"),
     ):
         with pytest.raises(DataError, match=message):
-            store_image_model(ModelParams(source=f"path:{name}", name="mine", norm=norm), class_names=CLASS_NAMES)
+            store(f"path:{name}", norm=norm)

@@ -24,13 +24,9 @@ from training.process.files import digest_file, write_json
 
 FIRST = "data/runs/2proc/segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt"
 FINAL = "data/runs/2proc/segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"
-ARGUMENTS = [
-    "--base-model=data/base_model",
-    "--runs=data/runs",
-    "--reports=reports",
-    "--staged=reports/hub",
-    "--receipt=data/upload.json",
-]
+ARGUMENTS = (
+    "--base-model=data/base_model --runs=data/runs --reports=reports --staged=reports/hub --receipt=data/upload.json"
+).split()
 CANARY = "hf_canaryCanaryCanaryCanaryCanary99"
 
 
@@ -51,12 +47,14 @@ def run_stage(monkeypatch, capsys):
     return run
 
 
-def sources():
-    return upload.Sources(base_model=Path("data/base_model"), runs=Path("data/runs"), reports=Path("reports"))
-
-
 def stage():
-    return upload.stage_publication(load_params(), sources(), Path("reports/hub"))
+    sources = upload.Sources(base_model=Path("data/base_model"), runs=Path("data/runs"), reports=Path("reports"))
+    return upload.stage_publication(load_params(), sources, Path("reports/hub"))
+
+
+def require_refused(says):
+    with pytest.raises(DataError, match=says):
+        stage()
 
 
 def ask_for(comparison, checkpoints):
@@ -71,16 +69,9 @@ def test_every_staged_file_is_in_the_manifest_with_its_size_and_hash(comparison,
     files = {str(file.relative_to(staged)): file for file in staged.rglob("*") if file.is_file()}
     manifest = read_json(staged / "manifest.json")
     assert set(manifest["files"]) == set(files) - {"manifest.json"}
-    assert {
-        "README.md",
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "checkpoints/tiny_qwen2_8-16-epoch-1.pt",
-        "report/index.html",
-        "report/report.md",
-        "report/results.json",
-    } <= set(files)
+    wanted = "README.md config.json model.safetensors tokenizer.json checkpoints/tiny_qwen2_8-16-epoch-1.pt"
+    wanted += " report/index.html report/report.md report/results.json"
+    assert {*wanted.split()} <= set(files)
     for path, facts in manifest["files"].items():
         assert facts == {"sha256": digest_file(files[path]), "num_bytes": files[path].stat().st_size}
     assert os.path.samefile(comparison / FINAL, files["checkpoints/tiny_qwen2_8-16-epoch-1.pt"])
@@ -91,72 +82,62 @@ def test_dry_run_lists_files_and_sizes_and_leaves_nothing(comparison, run_stage)
     size = (comparison / FINAL).stat().st_size
     assert f"{size:,}  checkpoints/tiny_qwen2_8-16-epoch-1.pt" in said
     assert "dry run: 11 files" in said
-    assert sorted(path.name for path in (comparison / "reports").iterdir()) == [
-        "charts",
-        "index.html",
-        "report.md",
-        "results.json",
-    ]
+    left = {path.name for path in (comparison / "reports").iterdir()}
+    assert left == {"charts", "index.html", "report.md", "results.json"}
     assert not (comparison / "data/upload.json").exists()
 
 
 def test_the_last_trained_cell_of_params_is_published(comparison):
-    params = load_params()
-    assert upload.select_published_cell(params, Path("data/runs")) == "2proc"
-    (comparison / "data/runs/2proc/run.json").unlink()
-    assert upload.select_published_cell(params, Path("data/runs")) == "1proc"
-    (comparison / "data/runs/1proc/run.json").unlink()
+    params, runs = load_params(), Path("data/runs")
+    for cell in ("2proc", "1proc"):
+        assert upload.select_published_cell(params, runs) == cell
+        (runs / cell / "run.json").unlink()
     with pytest.raises(DataError, match="no finished run of the cells 1proc, 2proc"):
-        upload.select_published_cell(params, Path("data/runs"))
+        upload.select_published_cell(params, runs)
 
 
 def test_a_checkpoint_that_is_not_what_its_receipt_says_is_refused(comparison):
     ask_for(comparison, "[tiny_qwen2_0-8-epoch-1.pt]")
     with (comparison / FIRST).open("ab") as file:
         file.write(b"x")
-    with pytest.raises(DataError, match=r"checkpoints/tiny_qwen2_0-8-epoch-1\.pt: sha256 .* is not .* of its receipt"):
-        stage()
+    require_refused(r"checkpoints/tiny_qwen2_0-8-epoch-1\.pt: sha256 .* is not .* of its receipt")
 
 
 def test_weights_of_a_training_that_the_report_is_not_of_are_refused(comparison):
+    final, weights = Path(FINAL), torch.load(FINAL, weights_only=True)
     model = AutoModelForCausalLM.from_pretrained("data/base_model")
-    model.load_state_dict(torch.load(comparison / FINAL, weights_only=True))
-    results = make_results()
-    reported = results.cells[1].model_copy(update={"final_parameter_checksum": compute_parameter_checksum(model)})
-    results = results.model_copy(update={"cells": [results.cells[0], reported]})
-    write_results(comparison / "reports/results.json", results)
+    model.load_state_dict(weights)
+    found = make_results()
+
+    def report(**changes):
+        told = {"final_parameter_checksum": checksum} | changes
+        cells = [found.cells[0], found.cells[1].model_copy(update=told)]
+        write_results(Path("reports/results.json"), found.model_copy(update={"cells": cells}))
+
+    checksum = compute_parameter_checksum(model)
+    report()
     stage()
     # Trained again, with another rate: all that its receipts say is true.
-    weights = torch.load(comparison / FINAL, weights_only=True)
     next(iter(weights.values())).mul_(1.5)
-    torch.save(weights, comparison / FINAL)
-    write_receipt((comparison / FINAL).parent, [Path(FINAL).name, "state.pt"])
-    with pytest.raises(DataError, match=r"are not those that the report is of .*: 2proc was trained again since; run"):
-        stage()
-    receipt = (comparison / FINAL).parent / "receipt.json"
+    torch.save(weights, final)
+    write_receipt(final.parent, [final.name, "state.pt"])
+    require_refused(r"are not those that the report is of .*: 2proc was trained again since; run")
+    receipt = final.with_name("receipt.json")
     whole = receipt.read_text()
     receipt.write_text(whole.replace('"fingerprint": "0"', '"fingerprint": "1"'))
     assert receipt.read_text() != whole
-    with pytest.raises(DataError, match=r"receipt.json: "):
-        stage()
+    require_refused(r"receipt.json: ")
     receipt.write_text(whole)
     # Trained further: the last checkpoint is another one than the report's.
-    earlier = reported.model_copy(update={"final_checkpoint": "segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt"})
-    write_results(
-        comparison / "reports/results.json", results.model_copy(update={"cells": [results.cells[0], earlier]})
-    )
-    with pytest.raises(
-        DataError, match=r"the report is of segments/0-8-epoch-1/.*: 2proc was trained again since; run"
-    ):
-        stage()
+    report(final_checkpoint="segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt")
+    require_refused(r"the report is of segments/0-8-epoch-1/.*: 2proc was trained again since; run")
 
 
 def test_the_final_weights_are_those_of_the_receipt_also_where_their_checkpoint_is_not_published(comparison):
     ask_for(comparison, "[tiny_qwen2_0-8-epoch-1.pt]")
     weights = torch.load(comparison / FINAL, weights_only=True)
     torch.save({name: tensor + 1 for name, tensor in weights.items()}, comparison / FINAL)  # loads, but is another
-    with pytest.raises(DataError, match=r"tiny_qwen2_8-16-epoch-1\.pt: sha256 .* is not .* of its receipt"):
-        stage()
+    require_refused(r"tiny_qwen2_8-16-epoch-1\.pt: sha256 .* is not .* of its receipt")
 
 
 @pytest.mark.parametrize(
@@ -180,8 +161,7 @@ def test_the_checkpoints_asked_for_are_staged_and_named_on_the_card(comparison, 
 def test_a_checkpoint_that_was_asked_for_and_is_gone_is_named(comparison):
     ask_for(comparison, "all")
     (comparison / FIRST).unlink()
-    with pytest.raises(DataError, match=r"no checkpoint tiny_qwen2_0-8-epoch-1\.pt of upload\.checkpoints"):
-        stage()
+    require_refused(r"no checkpoint tiny_qwen2_0-8-epoch-1\.pt of upload\.checkpoints")
 
 
 def test_every_file_that_the_published_page_names_is_published(comparison):
