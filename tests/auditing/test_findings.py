@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 import torch
+from ruamel.yaml import YAML
 
 from ddp_audit.checks import QUESTIONS, ask_all, judge_cells, list_faults
 from ddp_audit.findings import CLASSES
@@ -19,8 +21,9 @@ from ddp_audit.findings.parameters import same_parameters, start_weights
 from ddp_audit.findings.rows import epochs, rows_of_its_own, same_ids
 from ddp_audit.records import Audit
 from tests.auditing.conftest import SCRIPTS, ask
-from tests.auditing.defects import DEFECTS, OPEN
 
+DEFECTS, OPEN = YAML(typ="safe").load(Path(__file__).with_name("defects.yaml")).values()
+"""What is known to be wrong, and what is only no pass."""
 TOLD_BY_SECONDS = {data_wait.name, own_device.name, plausible_speed.name}
 """What a tiny script on a busy machine may really be: bound by data or by too few cores, or slower now and then."""
 needs_lightning = pytest.mark.skipif(
@@ -193,28 +196,29 @@ def test_what_is_no_defect_is_none(audit_script, script, edits, question):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*DEFECTS, *OPEN])
 def test_a_known_defect_is_found_and_named_once_or_at_least_no_pass(audit_script, correct, tmp_path, slow_server, name):
-    defect = DEFECTS.get(name) or OPEN[name]
+    defect = {"numbers": {}, "arguments": ""} | (DEFECTS.get(name) or OPEN[name])
+    question = next(one for one in QUESTIONS if one.name == defect["question"])
     torch.save({"embedding.weight": torch.ones(100, 16), "head.weight": torch.ones(100, 16)}, tmp_path / "saved.pt")
-    baseline = None if defect.needs_baseline else correct(defect.script)
-    arguments = defect.arguments.format(url=slow_server)
-    audit = audit_script(defect.script, defect.edits, arguments, folder=tmp_path, baseline=baseline)
+    baseline = None if "needs_baseline" in defect else correct(defect["script"])
+    arguments = defect["arguments"].format(url=slow_server)
+    audit = audit_script(defect["script"], dict(defect["edits"]), arguments, folder=tmp_path, baseline=baseline)
     failed = _list_failed(ask_all(audit))
     # It is said once, under its own name.
-    assert set(failed) == ({defect.found.name} if name in DEFECTS else set()), failed
-    found = failed.get(defect.found.name) or ask(audit, defect.found)
-    assert found.code == defect.code, found
-    for key, value in defect.numbers.items():
+    assert set(failed) == ({question.name} if name in DEFECTS else set()), failed
+    found = failed.get(question.name) or ask(audit, question)
+    assert found.code == defect["code"], found
+    for key, value in defect["numbers"].items():
         told = found.numbers[key]
         assert value in str(told) if isinstance(value, str) else told == value, key
-    if defect.code == "nothing_changed":
+    if found.code == "nothing_changed":
         assert ask(audit, same_parameters).code == "unchanged"  # and not equal
     if name in DEFECTS:
-        assert defect.code in defect.found.says, "no sentence says what is wrong"
+        assert found.code in question.says, "no sentence says what is wrong"
         assert list_faults(ask_all(audit), CLASSES)[0].sentence
 
 
 def test_every_question_has_a_defect_that_it_finds():
     # Launches that differ are in tests/auditing/test_launching.py.
     asked = {one.name for one in QUESTIONS} - TOLD_BY_SECONDS - {launches_alike.name}
-    assert {defect.found.name for defect in DEFECTS.values()} == asked
+    assert {defect["question"] for defect in DEFECTS.values()} == asked
     assert len({one.name for one in QUESTIONS}) == len(QUESTIONS)

@@ -64,7 +64,7 @@ def _add(of: Callable[..., Any], replica: Any, model: Any, micro_batch: Any, *, 
 
 MUTANTS = [
     # tasks/params
-    _mutant("tasks.params.sources:RowRange.overlaps", _return(False), "tasks/test_params.py", "tasks/test_slice.py"),
+    _mutant("tasks.params.sources:RowRange.overlaps", _return(False), "hostile/test_bad_params.py"),
     _mutant("tasks.params.strict_yaml:_refuse_ambiguous", _return(None), "tasks/test_params.py"),
     _mutant(
         "tasks.params.search:SearchParams.draw", lambda of, self, index: of(self, 0), "tasks/params/test_search.py"

@@ -24,9 +24,8 @@ from training.process.files import digest_file, write_json
 
 FIRST = "data/runs/2proc/segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt"
 FINAL = "data/runs/2proc/segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"
-ARGUMENTS = (
-    "--base-model=data/base_model --runs=data/runs --reports=reports --staged=reports/hub --receipt=data/upload.json"
-).split()
+ARGUMENTS = ["--base-model=data/base_model", "--runs=data/runs", "--reports=reports", "--staged=reports/hub"]
+ARGUMENTS += ["--receipt=data/upload.json"]
 CANARY = "hf_canaryCanaryCanaryCanaryCanary99"
 
 
