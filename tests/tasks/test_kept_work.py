@@ -4,8 +4,6 @@ dvc.yaml is read for what there is: a value of params.yaml, or a file, that come
 or to stand here with the reason why it does not.
 """
 
-import dataclasses
-import re
 from typing import get_args
 
 import pytest
@@ -21,12 +19,11 @@ from tasks.records.facts import SliceFacts
 from tasks.records.manifests import BaseModelManifest
 from tasks.train import plan_segments
 from tests.machines import make_machine
+from tests.tasks.reporting.comparison import edit_json
 from tests.tiny import make_slice, with_manifest
 from training.registry import list_strategies
 
 CELL = "2proc"
-ONLY_NAMED = {"model.name"}
-"""Names the checkpoints and is in nothing that is measured."""
 
 
 @pytest.fixture
@@ -59,12 +56,11 @@ def _change_fields(model, key):
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         # A strategy is a file of the project, which is read.
-        other = _find_other_strategy(value) if name == "strategy" else _change(value, field.annotation)
-        yield f"{key}.{name}", model.model_copy(update={name: other})
-
-
-def _find_other_strategy(strategy):
-    return next(name for name in sorted(STRATEGIES) if name != strategy)
+        others = [one for one in sorted(STRATEGIES) if one != value] if name == "strategy" else ()
+        yield (
+            f"{key}.{name}",
+            model.model_copy(update={name: others[0] if others else _change(value, field.annotation)}),
+        )
 
 
 def _change_each(params, keys):
@@ -88,159 +84,119 @@ def _change_each(params, keys):
             yield key, params.model_copy(update={section: f"{value}x"})
 
 
-def _fingerprint(params, **facts):
-    """Return the address of the first segment: how many there are decides none of them."""
-    slices = {
-        str(part): SliceFacts(range=str(part), num_rows=500, num_tokens=9, digest=f"rows of {part}")
-        for part in params.ranges
-    }
-    slices |= facts.pop("slices", {})
-    told = {"base_model": "b", "machine": "m", **facts}
-    return plan_segments(CELL, params, slices=slices, **told)[0].fingerprint
-
-
-def test_a_segment_is_told_from_others_by_every_value_that_its_stage_depends_on(params, stages):
-    before = _fingerprint(params)
-    changed = dict(_change_each(params, stages[f"train@{CELL}"].params))
-    assert len(changed) > 25
-    same = {key for key, other in changed.items() if _fingerprint(other) == before}
-    assert same == {f"train.{name}" for name in NOT_CONTENT} | {"verify.updates", "verify.max_gib"}
-
-
-def test_a_segment_is_told_from_others_by_every_file_that_its_stage_depends_on(params, stages):
-    rows = SliceFacts(range="0-500", num_rows=500, num_tokens=9, digest="other rows")
-    others = {
-        "data/slices": {"slices": {"0-500": rows}},
-        "data/base_model": {"base_model": "other"},
-        "data/fingerprint/machine.json": {"machine": "other"},
-    }
-    assert set(others) == _list_files(stages[f"train@{CELL}"])
-    for file, other in others.items():
-        assert _fingerprint(params, **other) != _fingerprint(params), file
-
-
-def _list_files(stage):
-    """Return its inputs; source files of the project count by their versions."""
-    return {
-        dep for dep in stage.deps if not dep.startswith(("data/fingerprint/stages/", "ddp_audit", "tasks", "training"))
-    }
+TRAIN, MEASURE, EVALUATE = f"train@{CELL}", "measure", "evaluate"
 
 
 @pytest.fixture
-def inputs(params, tmp_path):
-    """What the stage `measure` is given."""
-    make_slice(tmp_path / "0-500", num_rows=200)
-    return Inputs(
-        snapshot=Snapshot(None), params=params, model_dir=tmp_path,
-        base_model=BaseModelManifest.model_construct(digest="b"), machine=make_machine(),
-        rows=[tmp_path / "0-500"], slices=tmp_path, rows_digests={"0-500": "r", "500-1300": "s"}, trial=None,
-    )  # fmt: skip
-
-
-def test_what_is_measured_is_told_from_others_by_every_value_that_its_stage_depends_on(inputs, stages):
-    changed = dict(_change_each(inputs.params, stages["measure"].params))
-    same = {key for key, params in changed.items() if dataclasses.replace(inputs, params=params).key == inputs.key}
-    # Of `ranges` the rows themselves count, which are files; what is checked of a training measures nothing anew.
-    assert same == {f"train.{name}" for name in NOT_CONTENT} | ONLY_NAMED | {
-        "ranges", "verify.updates", "verify.max_gib",
-    }  # fmt: skip
-
-
-def test_what_is_measured_is_told_from_others_by_which_cell_comes_first(inputs):
-    cells = dict(reversed(inputs.params.cells.items()))
-    assert dataclasses.replace(inputs, params=inputs.params.model_copy(update={"cells": cells})).key != inputs.key
-
-
-CHANGES = {
-    "data/slices": lambda one: dataclasses.replace(one, rows_digests={"0-500": "other", "500-1300": "s"}),
-    "data/base_model": lambda one: dataclasses.replace(
-        one, base_model=BaseModelManifest.model_construct(digest="other")
-    ),
-    "data/fingerprint/machine.json": lambda one: dataclasses.replace(
-        one, machine=one.machine.model_copy(update={"digest": "other"})
-    ),
-    "data/fingerprint/trial.json": lambda one: dataclasses.replace(one, trial="again"),
-}
-"""File of dvc.yaml -> another one."""
-
-
-def test_what_is_measured_is_told_from_others_by_every_file_that_its_stage_depends_on(inputs, stages):
-    assert set(CHANGES) == _list_files(stages["measure"])
-    assert {file for file, change in CHANGES.items() if change(inputs).key == inputs.key} == set()
-
-
-def test_what_is_measured_is_told_from_others_by_variables_that_change_numbers_or_speed(inputs, monkeypatch):
-    def begin():
-        return dataclasses.replace(inputs, snapshot=Snapshot(None))
-
-    before = begin().key
-    for name in ("SOME_NAME", "OMP_NUM_THREADS", "NCCL_DEBUG", "CUDA_MPS_PIPE_DIRECTORY", "TORCH_EXTENSIONS_DIR"):
-        monkeypatch.setenv(name, "7")
-    assert begin().key == before
-    begun = begin()
-    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
-    assert begin().key != before
-    assert begun.key == before, "what the stage sets while it runs is none of what it began with"
-
-
-@pytest.fixture
-def evaluated(params, tmp_path):
-    """What the results of the stage `evaluate` say that they depend on, with one input or another changed."""
-    slices = tmp_path / "slices"
-    for number, part in enumerate(("0-500", "0-400", "1300-1500")):
-        make_slice(slices / part, num_rows=8, seed=number)
+def keys(params, tmp_path):
+    """Stage -> a function of params and inputs that returns the key of what the stage keeps."""
+    for number, part in enumerate(("0-500", "1300-1500")):
+        make_slice(tmp_path / part, num_rows=200, seed=number)
     (tmp_path / "model").mkdir()
     with_manifest(tmp_path / "model", num_parameters=1, model_type="qwen2")
 
-    def list_inputs(params=params, weights="w"):
+    def train(params=params, *, rows=None, base_model="b", machine="m"):
+        digests = {str(part): f"rows of {part}" for part in params.ranges} | (rows or {})
+        slices = {
+            part: SliceFacts(range=part, num_rows=500, num_tokens=9, digest=digest) for part, digest in digests.items()
+        }
+        # Of the first segment: how many there are decides none of them.
+        return plan_segments(CELL, params, slices=slices, base_model=base_model, machine=machine)[0].fingerprint
+
+    def measure(params=params, *, rows="r", base_model="b", machine="m", trial=None, snapshot=None):
+        return Inputs(
+            snapshot=snapshot or Snapshot(None), params=params, model_dir=tmp_path, trial=trial,
+            base_model=BaseModelManifest.model_construct(digest=base_model), rows=[tmp_path / "0-500"],
+            machine=make_machine().model_copy(update={"digest": machine}), slices=tmp_path,
+            rows_digests={"0-500": rows, "500-1300": "s"},
+        ).key  # fmt: skip
+
+    def evaluate(params=params, *, weights="w", edited=None):
+        if edited:
+            edit_json(tmp_path / edited / "manifest.json", digest="other")
         rows = HeldoutRows(
-            folder=slices / "1300-1500", seq_len=params.train.seq_len, vocab_size=9, eos_token_id=1,
+            folder=tmp_path / "1300-1500", seq_len=params.train.seq_len, vocab_size=9, eos_token_id=1,
             base_model=tmp_path / "model", workload=params.workload,
         )  # fmt: skip
-        subject = ModelToEvaluate(name=CELL, checkpoint=None, weights_digest=weights)
-        return {"figures": list_evaluation_inputs(subject, rows)}
+        return list_evaluation_inputs(ModelToEvaluate(name=CELL, checkpoint=None, weights_digest=weights), rows)
 
-    return list_inputs
+    return {TRAIN: train, MEASURE: measure, EVALUATE: evaluate}
 
 
-def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come_with_the_weights(
-    params, stages, evaluated
-):
-    before = evaluated()
-    keys = [key for key in stages["evaluate"].params if key != "heldout"]  # which is in the folder of its rows
-    changed = dict(_change_each(params, keys))
+EXTENT = {f"train.{name}" for name in NOT_CONTENT}
+
+
+# Of `ranges` the rows themselves are measured, which are files; the model's name is that of checkpoints.
+@pytest.mark.parametrize(("stage", "others"), [(TRAIN, set()), (MEASURE, {"model.name", "ranges"})])
+def test_what_a_stage_keeps_is_told_from_others_by_every_value_that_it_depends_on(stage, others, params, stages, keys):
+    before, changed = keys[stage](), dict(_change_each(params, stages[stage].params))
+    assert len(changed) > 25
+    same = {key for key, other in changed.items() if keys[stage](other) == before}
+    assert same == EXTENT | {"verify.updates", "verify.max_gib"} | others
+
+
+def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come_with_the_weights(params, stages, keys):
+    before, trained = keys[EVALUATE](), keys[TRAIN]()
+    # The held-out rows are in the folder of theirs.
+    changed = dict(_change_each(params, [key for key in stages[EVALUATE].params if key != "heldout"]))
     assert len(changed) > 30
     for key, other in changed.items():
-        names = {name for name, found in evaluated(params=other).items() if found != before[name]}
-        comes_with_weights = _fingerprint(other) != _fingerprint(params) or key.startswith("cells.1proc")
-        is_extent = key.removeprefix("train.") in NOT_CONTENT
-        assert names or comes_with_weights or is_extent, key
+        comes_with_weights = keys[TRAIN](other) != trained or key.startswith("cells.1proc")
+        assert keys[EVALUATE](other) != before or comes_with_weights or key in EXTENT, key
 
 
-def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depends_on(tmp_path, stages, evaluated):
-    def edit(folder):
-        manifest = tmp_path / folder / "manifest.json"
-        manifest.write_text(re.sub(r'"digest": "[0-9a-f]+"', '"digest": "other"', manifest.read_text()))
-        return evaluated()
+FILES = {
+    TRAIN: {
+        "data/slices": {"rows": {"0-500": "other rows"}},
+        "data/base_model": {"base_model": "other"},
+        "data/fingerprint/machine.json": {"machine": "other"},
+    },
+    MEASURE: {
+        "data/slices": {"rows": "other"},
+        "data/base_model": {"base_model": "other"},
+        "data/fingerprint/machine.json": {"machine": "other"},
+        "data/fingerprint/trial.json": {"trial": "again"},
+    },
+    EVALUATE: {
+        "data/runs": {"weights": "other"},
+        "data/base_model": {"edited": "model"},
+        "data/slices": {"edited": "1300-1500"},
+    },
+}
+"""Stage -> file of dvc.yaml -> another one; source files of the project count by their versions."""
+_SOURCES = ("data/fingerprint/stages/", "ddp_audit", "tasks", "training")
 
-    before = evaluated()
-    others = {
-        "data/runs": evaluated(weights="other"),
-        "data/base_model": edit("model"),
-        "data/slices": edit("slices/1300-1500"),
-    }
-    assert set(others) == _list_files(stages["evaluate"])
-    assert [found["figures"] == before["figures"] for found in others.values()] == [False] * 3
+
+@pytest.mark.parametrize(("stage", "file"), [(stage, file) for stage, files in FILES.items() for file in files])
+def test_what_a_stage_keeps_is_told_from_others_by_every_file_that_it_depends_on(stage, file, stages, keys):
+    assert {one for one in stages[stage].deps if not one.startswith(_SOURCES)} == FILES[stage].keys()
+    assert keys[stage]() != keys[stage](**FILES[stage][file])
 
 
-def test_all_that_is_kept_is_told_from_others_by_the_version_of_what_made_it(params, inputs, evaluated, monkeypatch):
+def test_what_is_measured_is_told_from_others_by_which_cell_comes_first(params, keys):
+    cells = dict(reversed(params.cells.items()))
+    assert keys[MEASURE](params.model_copy(update={"cells": cells})) != keys[MEASURE]()
+
+
+def test_what_is_measured_is_told_from_others_by_variables_that_change_numbers_or_speed(keys, monkeypatch):
+    before = keys[MEASURE]()
+    for name in ("SOME_NAME", "OMP_NUM_THREADS", "NCCL_DEBUG", "CUDA_MPS_PIPE_DIRECTORY", "TORCH_EXTENSIONS_DIR"):
+        monkeypatch.setenv(name, "7")
+    assert keys[MEASURE]() == before
+    begun = Snapshot(None)
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    assert keys[MEASURE]() != before
+    assert keys[MEASURE](snapshot=begun) == before, "what the stage sets while it runs is none of what it began with"
+
+
+def test_all_that_is_kept_is_told_from_others_by_the_version_of_what_made_it(keys, monkeypatch):
     def list_all():
-        return {"speed": inputs.key, **evaluated(), "segment": _fingerprint(params)}
+        return {stage: key() for stage, key in keys.items()}
 
     before = list_all()
     monkeypatch.setattr("tasks.measuring.versions.MEASURING_VERSION", 1000)
     measured = list_all()
-    assert {name for name in before if measured[name] == before[name]} == {"segment"}
+    assert {stage for stage in before if measured[stage] == before[stage]} == {TRAIN}
     monkeypatch.setattr("tasks.measuring.versions.NUMERICS_VERSION", 1000)
     monkeypatch.setattr("tasks.train.NUMERICS_VERSION", 1000)
-    assert not [name for name, found in list_all().items() if found == measured[name]]
+    assert not [stage for stage, key in list_all().items() if key == measured[stage]]
