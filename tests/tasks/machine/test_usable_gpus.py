@@ -1,7 +1,6 @@
 """What is refused before anything is downloaded, of GPUs, drivers and builds of torch whose facts are known."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,9 @@ from tasks.params import Params
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.records.facts import GpuFacts
 from tasks.records.manifests import MachineFile
+from tests.conftest import PROJECT
+from tests.tasks.reporting.rendered import lacks
 
-PROJECT = Path(__file__).resolve().parents[3]
 CUDA_13 = TorchFacts(
     version="2.15.0+cu132", cuda="13.2", num_gpus=2, problem=None,
     arch_list=("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"),
@@ -47,13 +47,13 @@ def test_gpus_that_torch_has_code_for_are_taken(gpu):
 
 def test_a_driver_too_old_for_the_build_is_said_with_what_it_needs():
     found = explain(T4, driver_cuda=12040)
-    assert all(figure in found for figure in ("580.65.06", "CUDA 12.4", "CUDA 13.2", "580 or later"))
+    assert not lacks(found, "580.65.06", "CUDA 12.4", "CUDA 13.2", "580 or later")
     assert explain(T4, driver_cuda=12040, facts=CUDA_13.model_copy(update={"cuda": "12.8"})) == ""
 
 
 def test_a_gpu_without_code_in_the_build_is_named_with_what_there_is_code_for():
     found = explain(T4, V100)
-    assert all(figure in found for figure in (V100.name, "7.0", "sm_75, sm_80", "CUDA_VISIBLE_DEVICES"))
+    assert not lacks(found, V100.name, "7.0", "sm_75, sm_80", "CUDA_VISIBLE_DEVICES")
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,15 @@ def test_machine_code_runs_on_its_own_generation_and_what_is_translated_on_later
 
 def test_a_build_for_cpus_on_a_machine_with_a_gpu_is_refused():
     found = explain(H100, facts=TorchFacts(version="2.15.0+cpu", cuda=None, arch_list=(), num_gpus=0, problem=None))
-    assert all(figure in found for figure in ("2.15.0+cpu", "built for CPUs", H100.name))
+    assert not lacks(found, "2.15.0+cpu", "built for CPUs", H100.name)
 
 
 def test_gpus_of_several_kinds_have_to_be_numbered_as_the_driver_does():
     names = ["NVIDIA GeForce GT 1030", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"]
     for environment in ({}, {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}):
         found = explain_order(names, environment) or ""
-        assert all(figure in found for figure in ("GT 1030 (0)", "RTX 4090 (1, 2)"))
-        assert all(remedy in found for remedy in ("CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES=1,2"))
+        assert not lacks(found, "GT 1030 (0)", "RTX 4090 (1, 2)")
+        assert not lacks(found, "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES=1,2")
     assert explain_order(names, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) is None
     assert explain_order(names, {"CUDA_VISIBLE_DEVICES": "GPU-5ab1"}) is None
     assert explain_order(names[1:], {}) is None
@@ -105,23 +105,28 @@ def test_more_ranks_than_gpus_are_told_by_machine(cell, num_there, words):
     machine = MachineFile.model_construct(gpus=[H100], num_gpus=1)
     found = explain_too_few(params, machine, num_there=num_there, is_slice=False)
     assert bool(found) is bool(words)
-    assert [word for word in words if word not in str(found)] == []
+    assert not lacks(str(found), *words)
 
 
-def test_bf16_before_ampere_is_refused_unless_it_is_asked_for():
-    found = explain_slow(make_params(), [H100, T4]) or ""
-    assert all(word in found for word in ("train.precision: bf16", T4.name, "7.5", "train.emulated_bf16: true"))
-    assert explain_slow(make_params(emulated_bf16=True), [T4]) is None
-    assert explain_slow(make_params(precision="fp16"), [T4]) is None
-    assert explain_slow(make_params(), [H100]) is None
-    assert explain_slow(make_params(), [make_gpu("unknown", None)]) is None
-
-
-def test_compiled_packs_are_refused_where_their_documents_run_one_by_one():
-    assert T4.name in (explain_slow(make_params(precision="fp16", compile=True), [T4]) or "")
-    assert "in fp32" in (explain_slow(make_params(precision="fp32", compile=True), [H100]) or "")
-    assert explain_slow(make_params(compile=True), [H100]) is None
-    assert explain_slow(make_params(precision="fp32"), [H100]) is None
+@pytest.mark.parametrize(
+    ("gpu", "train", "says"),
+    [
+        (T4, {}, ["train.precision: bf16", T4.name, "7.5", "train.emulated_bf16: true"]),
+        (T4, {"emulated_bf16": True}, []),
+        (T4, {"precision": "fp16"}, []),
+        (H100, {}, []),
+        (make_gpu("unknown", None), {}, []),
+        # Compiled packs, where their documents run one by one.
+        (T4, {"precision": "fp16", "compile": True}, [T4.name]),
+        (H100, {"precision": "fp32", "compile": True}, ["in fp32"]),
+        (H100, {"compile": True}, []),
+        (H100, {"precision": "fp32"}, []),
+    ],
+)
+def test_bf16_before_ampere_and_packs_that_are_compiled_in_vain_are_refused(gpu, train, says):
+    found = explain_slow(make_params(**train), [H100, gpu]) or ""
+    assert bool(found) is bool(says)
+    assert not lacks(found, *says)
 
 
 @pytest.mark.slow
