@@ -1,6 +1,5 @@
 """Scripts of these tests: forked from one process that has imported torch, which takes longer than most of them."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from ddp_audit.records import Audit
 from tests.auditing.forked_scripts import ForkedScripts
 
 SCRIPTS = Path(__file__).parent / "scripts"
-AuditScript = Callable[..., Audit]
 
 
 def ask(audit, question, cell="2proc"):

@@ -4,7 +4,6 @@ import importlib.util
 import re
 import threading
 import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from ddp_audit.findings.gradients import clipping, exchange, find_other_gradient
 from ddp_audit.findings.hygiene import data_wait, one_model, own_device
 from ddp_audit.findings.parameters import same_parameters, start_weights
 from ddp_audit.findings.rows import epochs, rows_of_its_own, same_ids
-from ddp_audit.records import Audit
 from tests.auditing.conftest import SCRIPTS, ask
 
 DEFECTS, OPEN = YAML(typ="safe").load(Path(__file__).with_name("defects.yaml")).values()
@@ -37,7 +35,6 @@ CORRECT = [
 ]
 OPEN_STYLES = {f"styles {name}" for name in STYLES} - {"styles streaming", "styles told"}
 """Of which something stays open."""
-Correct = Callable[[str], Audit]
 
 
 @pytest.fixture(scope="module")

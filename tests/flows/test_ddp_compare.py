@@ -2,13 +2,10 @@
 
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import networkx as nx
 import pytest
 from dvc.repo import Repo
-from prefect import Task
 
 from flows import ddp_compare
 from flows.pipeline import StageFailed, list_upstream
@@ -16,8 +13,6 @@ from tasks.fingerprint import TRIAL, read_trial
 from tasks.params import load_params
 from tasks.reporting.history import make_history
 from tests.tasks.reporting.test_changes import pair
-
-Asked = dict[str, tuple[Task[Any, Any], Mapping[str, str]]]
 
 
 def _run(project, monkeypatch, *, rebench=False):

@@ -1,9 +1,7 @@
 """The phantom, built once; processes that a test starts find its cards."""
 
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,6 @@ from tests.phantom.build import build, find_missing
 from tests.warm.environment import warm_environment
 from tests.warm.imports import HEAVY
 
-OnPhantom = Callable[..., Path]
 _MOST_SECONDS = "300"
 """That a process may have a card. The longest takes 10 of the processor, and the whole test may take 900."""
 _IMPORTED = (

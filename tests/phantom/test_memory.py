@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +18,6 @@ from training.rehearsal.rehearsed_step import rehearse_step
 
 pytestmark = pytest.mark.slow
 
-OnPhantom = Callable[..., Path]
 
 _BYTES_PER_PARAMETER = 16
 """Weight, gradient and two moments, in fp32."""

@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +19,6 @@ from tests.tiny import make_config, make_tiny_workload
 from tests.training.conftest import facts_of, start_ranks, weights_at_end
 
 pytestmark = pytest.mark.slow
-
-OnPhantom = Callable[..., Path]
 
 
 def _train(folder, **changes):

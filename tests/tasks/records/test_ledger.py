@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from tasks.records.ledger import Samples, compare_rows, compare_steps, digest_rows, make_ledger
 
-Entries = list[tuple[int, int]]
-"""Step and row id."""
 entries = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), max_size=40)
 rows = st.lists(st.integers(0, 12), max_size=30)
 

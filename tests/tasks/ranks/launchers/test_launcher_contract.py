@@ -18,7 +18,6 @@ LAUNCHERS = [
     pytest.param(name, marks=needs_ray if name == "ray" else ()) for name in list_file_names("tasks/ranks/launchers")
 ]
 _SECONDS = 180.0
-Start = Callable[..., Launch]
 
 
 @pytest.fixture(params=LAUNCHERS)
