@@ -17,7 +17,6 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ddp_audit.records import Launched, read_rank
 
@@ -28,14 +27,14 @@ _PROJECT = Path(__file__).resolve().parents[2]
 class ForkedScripts:
     """The process that forks; `close` ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             cwd=_PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
-    def launch(self, words: list[str], *, cell: str, world_size: int, folder: Path, is_alone: bool = False) -> Launched:
+    def launch(self, words, *, cell, world_size, folder, is_alone=False):
         """Run the script to its end on so many ranks, in `folder`; return what it left."""
         work = folder / f"{cell}-{len(list(folder.glob(cell + '-*')))}"
         work.mkdir(parents=True)
@@ -46,23 +45,23 @@ class ForkedScripts:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
-        codes: list[int] = json.loads(self._process.stdout.readline())
+        codes = json.loads(self._process.stdout.readline())
         return replace(read_launched(work, cell, codes), is_alone=is_alone)
 
-    def close(self) -> None:
+    def close(self):
         """End it."""
         self._process.kill()
         self._process.wait()
 
 
-def read_launched(work: Path, cell: str, codes: list[int]) -> Launched:
+def read_launched(work, cell, codes):
     """Return what ranks with these exit codes left in `work`."""
     ranks = [read_rank(work / f"rank-{rank}.jsonl", rank) for rank in range(len(codes))]
     words_of_ranks = [(work / f"{rank}.log").read_text()[-2000:] for rank in range(len(codes))]
     return Launched(cell, work, ranks, max(codes, key=abs), "\n".join(words_of_ranks) if any(codes) else "")
 
 
-def _serve() -> None:
+def _serve():
     import accelerate
 
     # transformers' Trainer asks for it where it is installed, which takes longer than the script.
@@ -87,7 +86,7 @@ def _serve() -> None:
         os.write(answers, (json.dumps(fork_ranks(asked)) + "\n").encode())
 
 
-def fork_ranks(asked: dict[str, Any]) -> list[int]:
+def fork_ranks(asked):
     """Run `words` on `world_size` ranks in `folder`, their records and output in `work`; return their exit codes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -96,7 +95,7 @@ def fork_ranks(asked: dict[str, Any]) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
-def _fork(asked: dict[str, Any], rank: int, port: int) -> int:
+def _fork(asked, rank, port):
     pid = os.fork()
     if pid:
         return pid
@@ -111,7 +110,7 @@ def _fork(asked: dict[str, Any], rank: int, port: int) -> int:
         os._exit(code)
 
 
-def _run(asked: dict[str, Any], rank: int, port: int) -> int:
+def _run(asked, rank, port):
     """Run the script as this rank; return its exit code."""
     import atexit
 

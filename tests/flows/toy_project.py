@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +25,12 @@ class ToyProject:
     programs: Path = BIN
     """The folder `bin` of its environment; one whose processes start at once is tests/warm/environment.py's."""
 
-    def environment(self, **extra: str) -> dict[str, str]:
+    def environment(self, **extra):
         """Return an environment in which no Prefect setting of the caller is left."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
         return {**clean, "PATH": os.pathsep.join([str(self.programs), os.environ["PATH"]]), **extra}
 
-    def flow(self, **extra: str) -> subprocess.CompletedProcess[str]:
+    def flow(self, **extra):
         """Run `python -m flows` to its end."""
         return subprocess.run(
             [self.programs / "python", "-m", "flows"],
@@ -43,7 +42,7 @@ class ToyProject:
         )
 
     @contextlib.contextmanager
-    def running(self, module: str, **extra: str) -> Iterator[subprocess.Popen[str]]:
+    def running(self, module, **extra):
         """Start `python -m MODULE`; its output goes to `output.txt`; whatever of it is left in the end is killed."""
         with (self.folder / "output.txt").open("w") as output:
             process = subprocess.Popen(
@@ -54,7 +53,7 @@ class ToyProject:
                 stderr=output,
                 text=True,
             )
-        started: list[psutil.Process] = []
+        started = []
         try:
             yield process
         finally:
@@ -66,23 +65,23 @@ class ToyProject:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     left.kill()
 
-    def output(self) -> str:
+    def output(self):
         """Return what the process of `running` has written so far."""
         return (self.folder / "output.txt").read_text()
 
-    def give_database(self, database: Path) -> None:
+    def give_database(self, database):
         """Have a server of this project begin with a copy of the database."""
         (self.folder / ".prefect").mkdir(mode=0o700, exist_ok=True)
         shutil.copy(database, self.folder / ".prefect" / "prefect.db")
 
-    def executed(self) -> list[str]:
+    def executed(self):
         """Return the stages whose commands ran since the last call, in order."""
         file = self.folder / "executed.txt"
         lines = file.read_text().split() if file.exists() else []
         file.unlink(missing_ok=True)
         return lines
 
-    def change(self, file: str, old: str, new: str) -> None:
+    def change(self, file, old, new):
         """Replace the one occurrence of `old` in the file."""
         path = self.folder / file
         text = path.read_text()
@@ -90,7 +89,7 @@ class ToyProject:
         path.write_text(text.replace(old, new))
 
 
-def make_toy_project(folder: Path, *, database: Path | None = None, programs: Path = BIN) -> ToyProject:
+def make_toy_project(folder, *, database=None, programs=BIN):
     """Write the toy project into a new folder, a DVC and git repository; a server of it begins with this database."""
     shutil.copytree(Path(__file__).parent / "toy", folder)
     # Under its own name DVC would take it for a part of the project around it.
@@ -109,7 +108,7 @@ def make_toy_project(folder: Path, *, database: Path | None = None, programs: Pa
     return toy
 
 
-def _set_params(file: Path) -> None:
+def _set_params(file):
     """Fix what the tests change, whatever comparison is the active one."""
     yaml = YAML()
     params = yaml.load(file)
@@ -118,13 +117,13 @@ def _set_params(file: Path) -> None:
     yaml.dump(params, file)
 
 
-def free_port() -> int:
+def free_port():
     """Return a port of the loopback device that nobody has right now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
-def wait_for(is_so: Callable[[], object], *, seconds: float, what: str) -> None:
+def wait_for(is_so, *, seconds, what):
     """Return once it is so; fails with `what` after that many seconds."""
     deadline = time.monotonic() + seconds
     while not is_so():
@@ -132,12 +131,12 @@ def wait_for(is_so: Callable[[], object], *, seconds: float, what: str) -> None:
         time.sleep(0.1)
 
 
-def living(processes: Iterable[psutil.Process | int]) -> list[psutil.Process | int]:
+def living(processes):
     """Return those that still run; one that has ended and that init has not collected yet does not."""
     return [process for process in processes if _lives(process)]
 
 
-def _lives(process: psutil.Process | int) -> bool:
+def _lives(process):
     try:
         one = psutil.Process(process) if isinstance(process, int) else process
         return one.is_running() and one.status() != psutil.STATUS_ZOMBIE

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import plan_faults
-from tests.flows.toy_project import PROJECT, ToyProject, wait_for
+from tests.flows.toy_project import PROJECT, wait_for
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
 from training.state.receipt import find_problem
@@ -22,7 +22,7 @@ class ToyTraining:
     config: dict[str, Any]
 
     @property
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """Return what makes the toy stage train."""
         # Most of a step is waiting: whoever looks at servers and runs meanwhile has the cores.
         return {
@@ -30,20 +30,20 @@ class ToyTraining:
             **plan_faults("rank=0,step=1,kind=slow:10"),
         }
 
-    def forget(self) -> None:
+    def forget(self):
         """Forget what the last launch said, so that the next one can be waited for."""
         (self.work / "steps.jsonl").unlink(missing_ok=True)
 
-    def last_step(self) -> int:
+    def last_step(self):
         """Return the last step that the ranks have told of."""
         return max((event.get("step", 0) for event in events_in(self.work / "steps.jsonl")), default=0)
 
-    def wait_for_step(self, toy: ToyProject, *, seconds: float = 150) -> int:
+    def wait_for_step(self, toy, *, seconds=150):
         """Return the last step once the ranks train."""
         wait_for(lambda: self.last_step() >= 3, seconds=seconds, what=f"ranks train; said: {toy.output()}")
         return self.last_step()
 
-    def saved_step(self) -> int:
+    def saved_step(self):
         """Return the step of the newest checkpoint, after looking at every byte of it; 0 without one."""
         fingerprint = self.config["segments"][0]["fingerprint"]
         folders = sorted((self.work / "partial" / fingerprint).glob("step-*"))
@@ -53,7 +53,7 @@ class ToyTraining:
         return int(folders[-1].name.removeprefix("step-"))
 
 
-def make_toy_training(toy: ToyProject, folder: Path) -> ToyTraining:
+def make_toy_training(toy, folder):
     """Write model and rows into the new folder; the ranks work in the project, where the flow looks for them."""
     model, rows = make_tiny_model(folder / "model"), make_slice(folder / "rows", num_rows=40_000)
     work = toy.folder / ".work" / "runs" / "2proc"

@@ -8,7 +8,6 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tasks.data.sources.models import store_model
@@ -23,7 +22,7 @@ from training.record.ledger_file import LedgerFile
 HEADROOM_BYTES = 3 * 2**29
 
 
-def _meet(bomb: Path) -> None:
+def _meet(bomb):
     """Load the bomb as the product loads a file of that kind."""
     if bomb.is_dir() and (bomb / "config.json").exists():
         store_model(ModelParams(source=f"path:{bomb}", name="bomb"))
@@ -34,7 +33,7 @@ def _meet(bomb: Path) -> None:
     elif bomb.is_dir():
         open_slice(bomb)
     else:
-        loads: dict[str, Callable[[], object]] = {
+        loads = {
             ".pt": lambda: load_tensors(bomb),
             ".jsonl": lambda: store_rows(DatasetParams(source=f"path:{bomb}"), 1),
             ".parquet": lambda: store_rows(DatasetParams(source=f"path:{bomb}"), 1_000),
@@ -43,12 +42,12 @@ def _meet(bomb: Path) -> None:
         loads[bomb.suffix]()
 
 
-def _status_mib(name: str) -> float:
+def _status_mib(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def main() -> None:
+def main():
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

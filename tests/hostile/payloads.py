@@ -5,8 +5,6 @@ import os
 import pickle
 import tarfile
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,14 +12,14 @@ import torch
 class Call:
     """Pickles as a call: whoever loads it makes the call."""
 
-    def __init__(self, function: Any, *arguments: Any) -> None:
+    def __init__(self, function, *arguments):
         self._call = (function, arguments)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return self._call
 
 
-def touching(canary: Path, *, by: str = "system") -> Call:
+def touching(canary, *, by="system"):
     """Return what touches the canary when it is unpickled."""
     code = f"open({str(canary)!r}, 'w').close()"
     calls = {
@@ -33,26 +31,26 @@ def touching(canary: Path, *, by: str = "system") -> Call:
     return calls[by]
 
 
-def plain(value: Any) -> bytes:
+def plain(value):
     """Return the value as a bare pickle: also what joblib writes, and the .metadata of a distributed checkpoint."""
     return pickle.dumps(value, protocol=2)
 
 
-def saved(value: Any) -> bytes:
+def saved(value):
     """Return what torch.save makes of the value: a zip with a pickle in it."""
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()
 
 
-def saved_as_before(value: Any) -> bytes:
+def saved_as_before(value):
     """Return what torch.save made of it before torch 1.6: several pickles, one after another."""
     stream = io.BytesIO()
     torch.save(value, stream, _use_new_zipfile_serialization=False)
     return stream.getvalue()
 
 
-def in_tar(value: Any) -> bytes:
+def in_tar(value):
     """Return a tar of pickles, as torch wrote before 0.1.10."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
@@ -64,7 +62,7 @@ def in_tar(value: Any) -> bytes:
     return stream.getvalue()
 
 
-def with_entries(archive: bytes, changed: dict[str, bytes], *, compression: int = zipfile.ZIP_STORED) -> bytes:
+def with_entries(archive, changed, *, compression=zipfile.ZIP_STORED):
     """Return the zip with entries replaced or added, named by how their names end."""
     stream = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(archive)) as source, zipfile.ZipFile(stream, "w", compression) as target:

@@ -15,7 +15,7 @@ _PARTS, _STEP = "training.loop:make_micro_batches", "training.record.window:Wind
 _RANKS, _REPLICA, _PLAN = (
     "tasks.ranks.cell_ranks:make_ranks_config", "training.step.replica:Replica", "training.data.plan:plan_segment"
 )  # fmt: skip
-_training: list[Any] = []
+_training = []
 """Launch, strategy and record of the segment that is trained."""
 
 
@@ -38,20 +38,20 @@ class Exhibit:
     """Whether one process does exactly what it does without the defect, so that its run can be shared."""
 
 
-def _show(key: str, defect: str, caught_by: str, *patches: Patch, **more: Any) -> Exhibit:
+def _show(key, defect, caught_by, *patches, **more):
     return Exhibit(key=key, defect=defect, caught_by=caught_by, patches=patches, **more)
 
 
-def _of_2proc(*told: Any, **more: Any) -> Exhibit:
+def _of_2proc(*told, **more):
     return _show(*told, spares_baseline=True, **more)
 
 
-def _count_ranks() -> int:
+def _count_ranks():
     """Return the number of ranks, as the launcher tells it; 1 in a process that is no rank."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _spread(strategy: str) -> tuple[tuple[str, Any], ...]:
+def _spread(strategy):
     return (("cells.2proc", {"strategy": strategy, "world_size": 2, "launcher": "forked"}),)
 
 
@@ -96,7 +96,7 @@ def _keep_order(of, *given, **more):
     return replace(plan, order=plan.order.argsort()[plan.order])
 
 
-def _take_other_model(of, cell: str, params, *, base_model, **more):
+def _take_other_model(of, cell, params, *, base_model, **more):
     return of(
         cell, params, base_model=base_model if cell == "1proc" else base_model.with_name("other_model"), **more
     )  # fmt: skip

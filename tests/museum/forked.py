@@ -11,8 +11,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from tasks.ranks.launchers.torchrun import make_rendezvous
 
@@ -26,15 +24,15 @@ class Launch:
 
     def __init__(
         self,
-        config: Path,
+        config,
         *,
-        world_size: int,
-        threads_per_rank: int,
-        log_folder: Path,
-        arguments: Sequence[str] = (),
-        module: str = "training",
-        nodes: object = None,
-    ) -> None:
+        world_size,
+        threads_per_rank,
+        log_folder,
+        arguments=(),
+        module="training",
+        nodes=None,
+    ):
         assert nodes is None, "ranks on this machine only"
         log_folder.mkdir(parents=True, exist_ok=True)
         self.log_folder = log_folder
@@ -63,14 +61,14 @@ class Launch:
             self._running[pid] = rank
 
     @property
-    def is_running(self) -> bool:
+    def is_running(self):
         """Whether a rank still runs; when one has failed, the others are ended."""
         self._collect()
         if self._failed is not None and self._running:
             self.stop(grace_seconds=_SECONDS_FOR_THE_OTHERS)
         return bool(self._running)
 
-    def stop(self, *, grace_seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def stop(self, *, grace_seconds, meanwhile=lambda: None):
         """Ask the ranks to save and end (SIGTERM); after the grace time end them (SIGKILL)."""
         deadline = time.monotonic() + grace_seconds
         self._collect()
@@ -85,31 +83,31 @@ class Launch:
             self._collect()
         shutil.rmtree(self._rendezvous, ignore_errors=True)
 
-    def ask_for_stacks(self) -> None:
+    def ask_for_stacks(self):
         """Do nothing: all ranks are on this machine."""
 
-    def exit_code(self) -> int:
+    def exit_code(self):
         """Return 0, or the exit code of the rank that failed first."""
         while self.is_running:
             time.sleep(0.02)
         return self._failed[1] if self._failed else 0
 
-    def explain_end(self, *, rank: int | None = None) -> str:
+    def explain_end(self, *, rank=None):
         """Return the exit code of a rank, by default of the first that failed, and its last words."""
         failed, code = self._failed or (0, 0)
         shown = rank if rank is not None else failed if self._killed is None else self._killed
         return f"rank {shown} ended with exit code {self._codes.get(shown, code)}\n{self.read_last_words(shown)}"
 
-    def read_last_words(self, rank: int) -> str:
+    def read_last_words(self, rank):
         """Return the end of what the rank said."""
         words = (self.log_folder / f"{rank}.log").read_text(errors="replace").strip().splitlines()
         return "\n".join(words[-_LINES_SHOWN:])
 
-    def find_killed_rank(self) -> int | None:
+    def find_killed_rank(self):
         """Return a rank that a signal ended, and not one of ours."""
         return self._killed
 
-    def _collect(self) -> None:
+    def _collect(self):
         for pid in list(self._running):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -120,12 +118,12 @@ class Launch:
                 if code and self._failed is None:
                     self._failed = (rank, code)
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number):
         for pid in self._running:
             os.kill(pid, number)
 
 
-def _be_rank(module: str, arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+def _be_rank(module, arguments, log, environment):
     """Run the training's entry in this process, which is a fresh fork, and end it."""
     code = 1
     try:

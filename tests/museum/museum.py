@@ -3,12 +3,9 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tasks.reporting.results import Results
-from tests.museum.exhibits import Exhibit
 from tests.museum.project import CELLS, Size, change_params, copy_project, make_project, patch_project, run_comparison
 from tests.museum.stage_process import StageFailedError, run_elsewhere
 
@@ -38,26 +35,26 @@ class Outcome:
     """results.json; {} after a refusal."""
 
     @property
-    def verdicts(self) -> dict[str, str]:
+    def verdicts(self):
         """What each gate says; {} after a refusal."""
         return {gate["name"]: gate["outcome"] for gate in self.results.get("gates", [])}
 
     @property
-    def failed_gates(self) -> list[str]:
+    def failed_gates(self):
         """The gates that failed."""
         return [name for name, verdict in self.verdicts.items() if verdict == "failed"]
 
     @property
-    def says(self) -> str:
+    def says(self):
         """What is said instead of a speedup: the stage's last line, or gates and verdict."""
         return self.refusal.words if self.refusal else f"{self.failed_gates}: {self.results['verdict']}"
 
     @property
-    def is_only_noisy(self) -> bool:
+    def is_only_noisy(self):
         """Whether nothing but gates about seconds failed, which a machine busy with something else can bring about."""
         return bool(self.failed_gates) and set(self.failed_gates) <= ABOUT_SECONDS
 
-    def is_caught_by(self, expected: str) -> bool:
+    def is_caught_by(self, expected):
         """Return True if the gate of this name failed, or the stage `STAGE: WORDS` refused with these words."""
         stage, _, words = expected.partition(": ")
         if words:
@@ -68,7 +65,7 @@ class Outcome:
 class Museum:
     """Scratch projects below one folder; the defect-free comparison is made first and shared."""
 
-    def __init__(self, root: Path, checkout: Path, *, is_timed: bool) -> None:
+    def __init__(self, root, checkout, *, is_timed):
         """`is_timed`: whether anybody asks for its seconds; else what blocks did is told by short ones."""
         self._root, self._num_attempts = root, NUM_ATTEMPTS if is_timed else 1
         seconds = (
@@ -85,7 +82,7 @@ class Museum:
             if not self.clean.is_only_noisy:
                 break
 
-    def show_timed(self, *exhibits: Exhibit) -> Outcome:
+    def show_timed(self, *exhibits):
         """Measure the speed of the cells that were trained without a defect, with the exhibits' defects in that."""
         for attempt in range(self._num_attempts):
             project = copy_project(self.clean_project, self._root / f"timed-{_name(exhibits)}-{attempt}")
@@ -96,7 +93,7 @@ class Museum:
                 break
         return outcome
 
-    def show(self, *exhibits: Exhibit) -> Outcome:
+    def show(self, *exhibits):
         """Run a comparison with the defects of these exhibits, which are run alike, in it."""
         (scenario,) = {exhibit.scenario for exhibit in exhibits}
         if scenario == "timed":
@@ -118,7 +115,7 @@ class Museum:
         _patch(project, exhibits)
         return compare(project, CELLS[1:] if spares_baseline else CELLS, measures=False)
 
-    def _forget_last_range(self, project: Path) -> None:
+    def _forget_last_range(self, project):
         """Leave 2proc as it was when it had trained all ranges but the last."""
         folder = project / "data" / "runs" / "2proc"
         run = json.loads((folder / "run.json").read_bytes())
@@ -126,15 +123,15 @@ class Museum:
         shutil.rmtree(folder)
 
 
-def _patch(project: Path, exhibits: Sequence[Exhibit]) -> None:
+def _patch(project, exhibits):
     patch_project(project, *(f"tests.museum.exhibits:{exhibit.key}" for exhibit in exhibits))
 
 
-def _name(exhibits: Sequence[Exhibit]) -> str:
+def _name(exhibits):
     return "-".join("".join(filter(str.isalnum, exhibit.key)) for exhibit in exhibits)[:100]
 
 
-def compare(project: Path, cells: Sequence[str] = CELLS, *, measures: bool = True) -> Outcome:
+def compare(project, cells=CELLS, *, measures=True):
     """Measure, train these cells, evaluate, check the gates."""
     try:
         run_comparison(project, cells, measures=measures)

@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ class Size:
     """Changes to the section `measure`."""
 
 
-def make_project(folder: Path, checkout: Path, size: Size) -> None:
+def make_project(folder, checkout, size):
     """Fill `folder` with what stands before training: sources, model, rows, manifests, params.yaml."""
     from transformers.utils import logging
 
@@ -61,7 +60,7 @@ def make_project(folder: Path, checkout: Path, size: Size) -> None:
     write_json(folder / "params.yaml", _params(ranges, size))  # JSON is YAML
 
 
-def copy_project(project: Path, folder: Path) -> Path:
+def copy_project(project, folder):
     """Return an independent copy: sources are copied, finished work is linked."""
     folder.mkdir(parents=True)
     for name in (*SOURCES, "dvc.yaml", "params.yaml"):
@@ -72,7 +71,7 @@ def copy_project(project: Path, folder: Path) -> Path:
     return folder
 
 
-def change_params(project: Path, changes: dict[str, Any]) -> None:
+def change_params(project, changes):
     """Set values in params.yaml; a key names its place with dots."""
     params = json.loads((project / "params.yaml").read_bytes())
     for key, value in changes.items():
@@ -84,32 +83,32 @@ def change_params(project: Path, changes: dict[str, Any]) -> None:
     write_json(project / "params.yaml", params)
 
 
-def patch_project(project: Path, *keys: str) -> None:
+def patch_project(project, *keys):
     """Have the processes that run in the project patched: `MODULE:KEY` of tests/mutants/patching.py."""
     (project / "patches").write_text("\n".join(keys), encoding="utf-8")
 
 
-def start_training(project: Path, cell: str, *, log: str = "stages.log") -> StageProcess:
+def start_training(project, cell, *, log="stages.log"):
     """Start the stage `train` of a cell."""
     return StageProcess(project, "train", *_command(project, "train", cell), log=log)
 
 
-def run_stage(project: Path, stage: str) -> None:
+def run_stage(project, stage):
     """Run a stage that is not one cell's; raises StageFailedError."""
     StageProcess(project, stage, *_command(project, stage)).finish()
 
 
-def run_comparison(project: Path, cells: Sequence[str], *, measures: bool) -> None:
+def run_comparison(project, cells, *, measures):
     """Measure if asked to, train these cells, evaluate and report; raises StageFailedError."""
     told = [("measure", "")] if measures else []
     told += [*(("train", cell) for cell in cells), ("evaluate", ""), ("report", "")]
     run_stages(project, [(stage, _command(project, stage, cell)) for stage, cell in told])
 
 
-def _command(project: Path, stage: str, cell: str = "") -> list[str]:
+def _command(project, stage, cell=""):
     """Return the stage's arguments as dvc.yaml has them."""
     entry = YAML(typ="safe", pure=True).load(project / "dvc.yaml")["stages"][stage]
-    command: str = entry.get("do", entry)["cmd"]
+    command = entry.get("do", entry)["cmd"]
     python, option, module, *arguments = shlex.split(command.replace("${key}", cell))
     assert (python, option, module) == ("python", "-m", f"tasks.{stage}")
     # No snapshot: what an exhibit changes between two stages, it changes on purpose.
@@ -117,7 +116,7 @@ def _command(project: Path, stage: str, cell: str = "") -> list[str]:
     return arguments[:at] + arguments[at + 2 :]
 
 
-def _write_slices(data: Path, size: Size) -> list[str]:
+def _write_slices(data, size):
     """Write both ranges, the held-out rows and their manifest; return the three names."""
     first, names, facts = 0, [], {}
     # One long row is held out: the stage `evaluate` also continues rows, which takes most of its time.
@@ -139,19 +138,19 @@ def _write_slices(data: Path, size: Size) -> list[str]:
     return names
 
 
-def _raw_manifest(size: Size) -> dict[str, Any]:
+def _raw_manifest(size):
     facts = {"source": "builtin:docstrings", "kind": "builtin", "revision": None, "commit": None, "split": None}
     return facts | {"text_column": "text", "num_rows": sum(size.num_rows) + 1, "digest": "0" * 64, "label": "no text"}
 
 
-def _machine() -> dict[str, Any]:
+def _machine():
     from tasks.machine.facts import collect_machine_facts
 
     # The museum is about processes on the CPU, also where there is a GPU.
     return collect_machine_facts().model_copy(update={"gpus": [], "num_gpus": 0}).model_dump(mode="json")
 
 
-def _params(names: list[str], size: Size) -> dict[str, Any]:
+def _params(names, size):
     return {
         "name": "museum",
         "description": "A comparison that may have a defect.",

@@ -1,14 +1,13 @@
 """What defects leave in the records of a comparison, without a training: changes to the one that is written by hand."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tasks.gates.checks import check_gates
-from tasks.records.gate import Gate
 from tests.tasks.reporting.blocks import SPEEDUP, arm_blocks, block, write_blocks
 from tests.tasks.reporting.comparison import (
     RANGES,
@@ -29,22 +28,22 @@ Change = Callable[[Path, dict[str, Any], int], object]
 CELLS = ("1proc", "2proc")
 
 
-def _select_part(first: int) -> str:
+def _select_part(first):
     return RANGES[(first - 1) // STEPS_PER_SEGMENT]
 
 
-def _segment(part: str = "", **changes: Any) -> Change:
+def _segment(part="", **changes):
     return lambda folder, _, first: edit_segment(folder, "2proc", part or _select_part(first), **changes)
 
 
-def _steps(*cells: str, part: str = "0-8", index: int = 1, **changes: Any) -> Change:
+def _steps(*cells, part="0-8", index=1, **changes):
     return lambda folder, *_: [edit_steps(folder, cell, part, index=index, **changes) for cell in cells]
 
 
-def _rows(change: Callable[[np.ndarray], np.ndarray], *cells: str, column: str = "") -> Change:
+def _rows(change, *cells, column=""):
     """Change this column of the work ledgers, or each alike."""
 
-    def edit(arrays: dict[str, np.ndarray]) -> None:
+    def edit(arrays):
         arrays.update({name: change(its) for name, its in arrays.items() if name == (column or name)})
 
     return lambda folder, _, first: [
@@ -52,63 +51,63 @@ def _rows(change: Callable[[np.ndarray], np.ndarray], *cells: str, column: str =
     ]
 
 
-def _row_ids(change: Callable[[np.ndarray], np.ndarray], *cells: str) -> Change:
+def _row_ids(change, *cells):
     return _rows(change, *cells, column="row_id")
 
 
-def _setting(cell: str, section: str, **changes: Any) -> Change:
-    def change(folder: Path, params: dict[str, Any], _: int) -> None:
+def _setting(cell, section, **changes):
+    def change(folder, params, _):
         setting = setting_of(params)
         edit_segment(folder, cell, settings=[setting | {section: setting.get(section, {}) | changes}])
 
     return change
 
 
-def _update(kind: str) -> Change:
+def _update(kind):
     changes = {"verdict": "failed", "problem": f"the {kind} differ"}
     return lambda folder, _, first: write_updates(folder, "2proc", first=first, **changes)
 
 
-def _first_loss(difference: float, *cells: str) -> Change:
+def _first_loss(difference, *cells):
     compared = {"loss": {"difference": difference, "noise_floor": 0.0, "tolerance": 1e-5}}
     return lambda folder, *_: [write_updates(folder, cell, compared=compared) for cell in cells]
 
 
-def _traffic(cell: str, **counted: int) -> Change:
+def _traffic(cell, **counted):
     return lambda folder, _, first: edit_traffic(folder, cell, _select_part(first), **counted)
 
 
-def _blocks(name: str = "2proc", *, speedup: float = SPEEDUP, **changes: Any) -> Change:
+def _blocks(name="2proc", *, speedup=SPEEDUP, **changes):
     return lambda folder, *_: write_blocks(folder, arm_blocks(name, turn=None, **changes), speedup=speedup)
 
 
-def _forget_segment(folder: Path, *_: Any) -> None:
+def _forget_segment(folder, *_):
     path = folder / "runs" / "2proc" / "run.json"
     edit_json(path, segments=json.loads(path.read_text())["segments"][:1])
 
 
-def _evaluate_others(folder: Path, *_: Any) -> None:
+def _evaluate_others(folder, *_):
     path = folder / "evaluation" / "evaluation.json"
     models = json.loads(path.read_text())["models"]
     models["2proc"]["parameter_checksum"] = models["base"]["parameter_checksum"]
     edit_json(path, models=models)
 
 
-def _leave_out_turns(folder: Path, *_: Any) -> None:
+def _leave_out_turns(folder, *_):
     arms = [arm_blocks(name) for name in CELLS]
     for arm in arms:
         arm.blocks[:] = [one for one in arm.blocks if one.turn % 4]
     write_blocks(folder, *arms)
 
 
-def _set_timed(folder: Path, params: dict[str, Any], _: int) -> None:
+def _set_timed(folder, params, _):
     setting = setting_of(params)
     slow = setting | {"kernels": setting["kernels"] | {"searches_anomalies": True}}
     write_blocks(folder, settings={"1proc": [slow], "2proc": [setting]})
 
 
 _UNCHECKED = "trainer's check removed"
-RECORDS: dict[str, dict[str, Change]] = {
+RECORDS = {
     "Same parameters on all ranks": {
         f"raw module, {_UNCHECKED}": _segment(parameter_checksums=["aa", "bb"]),
         f"pipeline: untied embeddings, {_UNCHECKED}": _segment(parameter_checksums=["bb"]),
@@ -187,7 +186,7 @@ RECORDS: dict[str, dict[str, Change]] = {
 """Gate -> defect -> what is changed."""
 
 
-def judge(folder: Path, gate: str, key: str, first: int = 1) -> list[Gate]:
+def judge(folder, gate, key, first=1):
     """Return what the gates say of a comparison with this defect's change, written to the folder.
 
     `first`: the step from which the training is wrong.
@@ -198,7 +197,7 @@ def judge(folder: Path, gate: str, key: str, first: int = 1) -> list[Gate]:
     return check_gates(outputs_of(folder, params))
 
 
-def list_codes(gates: Iterable[Gate], name: str) -> set[str]:
+def list_codes(gates, name):
     """Return the codes of the problems that the gate of this name fails for."""
     failed = [found for gate in gates if gate.name == name for found in gate.findings if found.outcome == "failed"]
     return {problem.code for found in failed for problem in found.problems}

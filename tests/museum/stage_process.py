@@ -12,9 +12,6 @@ import runpy
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 from tests.mutants.patching import find_patches, install, make_environment
 
@@ -26,7 +23,7 @@ _CONTEXT.set_forkserver_preload(["tests.warm.for_stages"])
 class StageFailedError(Exception):
     """A stage ended with another exit code than 0."""
 
-    def __init__(self, stage: str, exit_code: int, words: str) -> None:
+    def __init__(self, stage, exit_code, words):
         super().__init__(f"{stage} ended with exit code {exit_code}: {words}")
         self.stage = stage
         self.exit_code = exit_code
@@ -41,9 +38,14 @@ class StageProcess:
     """
 
     def __init__(
-        self, project: Path, stage: str, *arguments: str, log: str = "stages.log", first: str = "",
-        has_services: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        project,
+        stage,
+        *arguments,
+        log="stages.log",
+        first="",
+        has_services=False,
+    ):
         self._stage = stage
         self._log = project / log
         told = (project, stage, arguments, self._log, first, has_services)
@@ -51,12 +53,12 @@ class StageProcess:
         self._process.start()
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         """The process."""
         assert self._process.pid is not None
         return self._process.pid
 
-    def finish(self) -> None:
+    def finish(self):
         """Wait for the end; raises StageFailedError with the last line unless it ended well."""
         self._process.join(_TIMEOUT_SECONDS)
         if self._process.exitcode is None:
@@ -67,7 +69,7 @@ class StageProcess:
             raise StageFailedError(self._stage, self._process.exitcode, lines[-1] if lines else "it said nothing")
 
 
-def run_stages(project: Path, stages: Sequence[tuple[str, Sequence[str]]], *, log: str = "stages.log") -> None:
+def run_stages(project, stages, *, log="stages.log"):
     """Run stages with their arguments, one after another, up to the first that fails; raises StageFailedError then.
 
     Each runs in a process of its own, forked from one that has imported the project's sources for all of them.
@@ -91,7 +93,7 @@ def run_stages(project: Path, stages: Sequence[tuple[str, Sequence[str]]], *, lo
     raise StageFailedError(stages[len(codes) - 1][0], codes[-1], lines[-1] if lines else "it said nothing")
 
 
-def run_elsewhere(function: Callable[..., None], *arguments: Any) -> None:
+def run_elsewhere(function, *arguments):
     """Run a function in a fork, so that this process need not import torch; AssertionError unless it succeeds."""
     process = _CONTEXT.Process(target=function, args=arguments)
     process.start()
@@ -99,15 +101,13 @@ def run_elsewhere(function: Callable[..., None], *arguments: Any) -> None:
     assert process.exitcode == 0, f"{function.__name__} ended with {process.exitcode}"
 
 
-def _be_stage(
-    project: Path, stage: str, arguments: tuple[str, ...], log: Path, first: str, has_services: bool
-) -> None:  # fmt: skip
+def _be_stage(project, stage, arguments, log, first, has_services):
     _enter(project, log)
     exec(first, {})
     _run(stage, arguments, has_services=has_services)
 
 
-def _be_stages(project: Path, stages: Sequence[tuple[str, Sequence[str]]], log: Path, ended: Path) -> None:
+def _be_stages(project, stages, log, ended):
     """Fork a process for each stage, and write down its exit code when it has ended."""
     os.setsid()
     _enter(project, log)
@@ -124,7 +124,7 @@ def _be_stages(project: Path, stages: Sequence[tuple[str, Sequence[str]]], log: 
             return
 
 
-def _enter(project: Path, log: Path) -> None:
+def _enter(project, log):
     """Make of this process, a fresh fork, one that runs in the project and says what it says in the log."""
     assert "tests.warm.files_of_modules" in sys.modules, "not all was imported ahead: every process would take seconds"
     # A look through all that was imported ahead takes half a second, and a copy of its memory.
@@ -147,7 +147,7 @@ def _enter(project: Path, log: Path) -> None:
         install(find_patches(keys))
 
 
-def _run(stage: str, arguments: Sequence[str], *, has_services: bool = False) -> None:
+def _run(stage, arguments, *, has_services=False):
     if not has_services:
         _leave_out_services(stage)
     sys.argv = [stage, *arguments]
@@ -155,7 +155,7 @@ def _run(stage: str, arguments: Sequence[str], *, has_services: bool = False) ->
     runpy.run_module(f"tasks.{stage}", run_name="__main__", alter_sys=True)
 
 
-def _leave_out_services(stage: str) -> None:
+def _leave_out_services(stage):
     """Take MLflow, the charts and the link's probe out of a stage: they say nothing about a defect and take seconds."""
     if stage == "measure":
         from tasks.measuring import session
@@ -166,12 +166,12 @@ def _leave_out_services(stage: str) -> None:
     from tasks.services import tracker
 
     class Nobody:
-        def send(self, events: Any) -> None: ...
+        def send(self, events): ...
 
-        def replay(self, folders: Any) -> None: ...
+        def replay(self, folders): ...
 
     @contextlib.contextmanager
-    def follow_nobody(*_: Any, **__: Any) -> Iterator[Any]:
+    def follow_nobody(*_, **__):
         yield Nobody()
 
     tracker.follow_cell = follow_nobody

@@ -1,8 +1,6 @@
 """What a scratch project trains, workload by workload: base model, rows, and what params.yaml says of them."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -15,7 +13,7 @@ VOCAB_SIZE = 256
 _IMAGE_SIZE = 16
 _NUM_CLASSES = 3
 
-PARAMS: dict[str, dict[str, Any]] = {
+PARAMS = {
     "causal_lm": {
         "model": {"source": "builtin:tiny-qwen2", "name": "tiny"},
         "dataset": {"source": "builtin:docstrings"},
@@ -41,7 +39,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 """Workload -> the sections of params.yaml that depend on it."""
 
 
-def write_model(workload: str, folder: Path, *, seed: int) -> None:
+def write_model(workload, folder, *, seed):
     """Write a base model of random weights."""
     if workload in ("causal_lm", "instruction"):
         make_tiny_model(folder, vocab_size=VOCAB_SIZE, hidden_size=128, seed=seed)
@@ -51,7 +49,7 @@ def write_model(workload: str, folder: Path, *, seed: int) -> None:
         _write_resnet(folder, seed=seed)
 
 
-def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, min_len: int, seed: int) -> None:
+def write_rows(workload, folder, *, num_rows, first_row, min_len, seed):
     """Write a slice."""
     if workload == "image_classification":
         make_image_slice(folder, num_rows=num_rows, size=_IMAGE_SIZE, first_row=first_row)
@@ -65,7 +63,7 @@ def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, mi
     )  # fmt: skip
 
 
-def _write_resnet(folder: Path, *, seed: int) -> None:
+def _write_resnet(folder, *, seed):
     """Write the built-in network with weights of this seed: each its own, moved by a tenth of how far they spread."""
     make_image_model(folder)
     weights, chance = load_file(folder / "model.safetensors"), np.random.default_rng(seed)
@@ -77,7 +75,7 @@ def _write_resnet(folder: Path, *, seed: int) -> None:
     with_manifest(folder, num_parameters=11_181_642, model_type="resnet18")
 
 
-def write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder):
     """Write a tokenizer whose token i is the word `wi`, and enter it into the folder's manifest."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 

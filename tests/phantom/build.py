@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +25,7 @@ class Phantom:
     library: Path
     """Beside it, links with the names of the driver and of NVML."""
 
-    def environment(self, card: str = "H100-80", *, num_cards: int = 1, counts: Path | None = None) -> dict[str, str]:
+    def environment(self, card="H100-80", *, num_cards=1, counts=None):
         """Return what a process starts with that is to find these cards; others start from it with the same.
 
         In the folder `counts` every process leaves what tests/phantom/counts.py reads.
@@ -47,7 +46,7 @@ class Phantom:
         return given
 
 
-def find_missing() -> str | None:
+def find_missing():
     """Return what the machine lacks to build the phantom, or None if it has all."""
     tools = [name for name in _TOOLS if shutil.which(name) is None]
     if tools:
@@ -59,7 +58,7 @@ def find_missing() -> str | None:
     return f"no {' and no '.join(headers)} in the packages of NVIDIA" if headers else None
 
 
-def build(folder: Path) -> Phantom:
+def build(folder):
     """Compile the phantom into a folder. RuntimeError with the compiler's words where that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cards.h").write_text(make_header())
@@ -79,29 +78,29 @@ def build(folder: Path) -> Phantom:
     return Phantom(library=library)
 
 
-def _compile(source: Path, folder: Path) -> Path:
+def _compile(source, folder):
     target = folder / f"{source.stem}.o"
     includes = [f"-I{path}" for path in (_HERE, folder, *_find_include_folders())]
     _run(["gcc", "-c", "-O1", "-fPIC", "-Wall", "-Wextra", *includes, str(source), "-o", str(target)])
     return target
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
 
 
-def _find_torch() -> Path:
+def _find_torch():
     return _find_package("torch") / "lib"
 
 
-def _find_include_folders() -> list[Path]:
+def _find_include_folders():
     site = _find_package("torch").parent
     return [*sorted(site.glob("nvidia/*/include")), site / "triton/backends/nvidia/include"]
 
 
-def _find_package(name: str) -> Path:
+def _find_package(name):
     found = find_spec(name)
     assert found is not None
     assert found.origin is not None

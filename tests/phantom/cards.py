@@ -66,7 +66,7 @@ COUNTED_BY_DEVICE = ("touched", "held_bytes", "highest_bytes")
 """Of a process on each card: calls that make a context there, memory allocated now, and the most of it at any time."""
 
 
-def make_header() -> str:
+def make_header():
     """Return the cards, and the places of what is counted, as C."""
     rows = ",\n".join(
         f'    {{"{key}", "{card.name}", {card.capability[0]}, {card.capability[1]}, {card.memory_bytes}ul, '
@@ -87,6 +87,6 @@ def make_header() -> str:
     )
 
 
-def count_places() -> int:
+def count_places():
     """Return how many numbers a process counts."""
     return len(COUNTED) + NUM_DEVICES * len(COUNTED_BY_DEVICE)

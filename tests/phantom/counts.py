@@ -2,7 +2,6 @@
 
 import array
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.phantom.cards import COUNTED, COUNTED_BY_DEVICE, NUM_DEVICES, count_places
 
@@ -23,17 +22,17 @@ class Counts:
     highest_bytes: tuple[int, ...]
 
     @property
-    def devices(self) -> set[int]:
+    def devices(self):
         """The devices on which the process has a context."""
         return {device for device, calls in enumerate(self.touched) if calls}
 
 
-def read_counts(folder: Path) -> list[Counts]:
+def read_counts(folder):
     """Return what every process counted that has asked for a card at all, in the order of their numbers."""
     return [_read(path) for path in sorted(folder.glob("[0-9]*"), key=lambda path: int(path.name))]
 
 
-def _read(path: Path) -> Counts:
+def _read(path):
     numbers = array.array("q", path.read_bytes())
     assert len(numbers) == count_places(), f"{path}: {len(numbers)} numbers"
     single = dict(zip(COUNTED, numbers, strict=False))

@@ -9,7 +9,6 @@ import json
 import mmap
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,14 +22,14 @@ _NUM_STEPS = 3
 _LARGE = 100_000
 
 
-def main(folder: Path, model: str, changes: dict[str, Any]) -> None:
+def main(folder, model, changes):
     """Warm up, train a few steps as the preset of its workload says, and write the memory (GiB) to standard output."""
     torch.cuda.memory._set_allocator_settings("expandable_segments:" + str(changes.pop("is_expandable", False)))
     asked = changes.pop("num_steps", None)
     case = make_true_case(folder, model, num_steps=asked or _NUM_STEPS + 1)
     told = make_config(folder / "work", case.pop("model_dir"), case.pop("slices"), **{**case, **changes})
     config = read_told(told, folder)
-    found: dict[str, Any] = {}
+    found = {}
     with join_ranks(config) as ranks:
         try:
             trainer, plan, make = open_steps(config, ranks, _make_model(find_workload(config.workload), config))
@@ -54,9 +53,9 @@ def main(folder: Path, model: str, changes: dict[str, Any]) -> None:
     json.dump(found, sys.stdout)
 
 
-def _make_model(workload: Any, config: Any) -> torch.nn.Module:
+def _make_model(workload, config):
     with torch.device("meta"):
-        model: Any = workload.outline_model(config.model_dir)
+        model = workload.outline_model(config.model_dir)
     model.to_empty(device="cpu")
     if hasattr(model, "tie_weights"):
         model.tie_weights()
@@ -71,8 +70,7 @@ def _make_model(workload: Any, config: Any) -> torch.nn.Module:
                 with contextlib.suppress(OSError):
                     pages.madvise(mmap.MADV_HUGEPAGE)
                 part.data = torch.frombuffer(pages, dtype=part.dtype).view(part.shape)
-    whole: torch.nn.Module = model
-    return whole
+    return model
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ import pytest
 _MOST_SECONDS = 600
 
 
-def make_pinned_python(
-    folder: Path, packages: Sequence[str], *, without: Sequence[str] = (), version: str = "3.12"
-) -> Path:
+def make_pinned_python(folder, packages, *, without=(), version="3.12"):
     """Make it in a folder; return the interpreter. Skips by name where the registry does not answer.
 
     `without`: what the packages bring and is not to be there. Of the version where there is one, else of ours.

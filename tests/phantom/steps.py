@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,10 +21,10 @@ A_WAIT = "a number that is read"
 """For comparison: what a step that waits would come to."""
 
 
-def main(folder: Path) -> None:
+def main(folder):
     """Write what was run to standard output."""
-    found: dict[str, Any] = {}
-    alone: Any = type("Config", (), {"world_size": 1, "device": "cuda", "oversubscribe": False})()
+    found = {}
+    alone = type("Config", (), {"world_size": 1, "device": "cuda", "oversubscribe": False})()
     precisions = ["fp16", "fp32", "bf16"]
     with join_ranks(alone) as ranks:
         for (workload, packing), precision, strategy in itertools.product(WORKLOADS, precisions, STRATEGIES):
@@ -45,7 +44,7 @@ def main(folder: Path) -> None:
     os._exit(0)
 
 
-def _say_what_a_wait_is() -> str:
+def _say_what_a_wait_is():
     torch.cuda.set_sync_debug_mode("error")
     try:
         return str(torch.zeros(1, device="cuda").item())

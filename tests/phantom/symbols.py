@@ -27,7 +27,7 @@ _NOT_SUPPORTED = {"cublas": 15, "cudnn": 3000, "cusolver": 9, "nccl": 5, "nvml":
 """What the rest returns, after it has said its name: CUBLAS_STATUS_NOT_SUPPORTED, ncclInvalidUsage, and so on."""
 
 
-def list_wanted(torch_lib: Path) -> set[str]:
+def list_wanted(torch_lib):
     """Return the functions of CUDA's libraries and of the driver, from cuBLAS to NVML, that torch's libraries want."""
     wanted = set()
     for library in LIBRARIES:
@@ -36,18 +36,18 @@ def list_wanted(torch_lib: Path) -> set[str]:
     return {name for name in wanted | by_name if _REPLACED.fullmatch(name) and not _LEFT.fullmatch(name)}
 
 
-def list_defined(*objects: Path) -> set[str]:
+def list_defined(*objects):
     """Return the functions that object files or libraries define."""
     return set().union(*(_list_symbols(path, "--defined-only") for path in objects))
 
 
-def _list_symbols(path: Path, which: str) -> set[str]:
+def _list_symbols(path, which):
     dynamic = ["-D"] if path.suffix != ".o" else []
     said = subprocess.run(["nm", *dynamic, which, "-P", path], capture_output=True, text=True, check=True).stdout
     return {line.split()[0].split("@")[0] for line in said.splitlines()}
 
 
-def make_source(missing: set[str]) -> str:
+def make_source(missing):
     """Return C that defines these functions: counted, silent, or as one that has no answer and says so."""
     lines = ['#include "phantom.h"']
     for name in sorted(missing):

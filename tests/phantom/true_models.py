@@ -1,14 +1,11 @@
 """Five models that people train, by the few numbers of which their config.json consists, and rows like real ones."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
 from tests.tiny import write_slice
 from training.process.files import write_json
 
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "Qwen2-0.5B": {
         "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "num_hidden_layers": 24,
         "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864,
@@ -41,7 +38,7 @@ NUM_PARAMETERS = {
 }  # fmt: skip
 _WORKLOADS = {"BERT-base": "sequence_classification", "ResNet18": "image_classification"}
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS = {
     "causal_lm": {"global_batch_size": 64, "micro_batch_size": 16, "seq_len": 512, "packing": True},
     "sequence_classification": {"global_batch_size": 64, "micro_batch_size": 16, "seq_len": 512},
     "image_classification": {"global_batch_size": 128, "micro_batch_size": 64, "optimizer": "sgd"},
@@ -50,7 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 _IMAGE_SIZE = 224
 
 
-def make_true_case(folder: Path, name: str, *, num_steps: int = 3) -> dict[str, Any]:
+def make_true_case(folder, name, *, num_steps=3):
     """Write config.json of a model and a slice of rows; return what tests.tiny.make_config takes, all by name."""
     workload = _WORKLOADS.get(name, "causal_lm")
     model = folder / "model"
@@ -60,7 +57,7 @@ def make_true_case(folder: Path, name: str, *, num_steps: int = 3) -> dict[str, 
     return {"model_dir": model, "slices": [rows], "workload": workload, "device": "cuda", **PRESETS[workload]}
 
 
-def write_rows(folder: Path, workload: str, *, vocab_size: int, num_steps: int) -> Path:
+def write_rows(folder, workload, *, vocab_size, num_steps):
     """Write rows for so many steps, with lengths like those of real abstracts: 177 tokens on average, cut at 512."""
     random = np.random.default_rng(0)
     num_rows = PRESETS[workload]["global_batch_size"] * num_steps

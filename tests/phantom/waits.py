@@ -9,10 +9,8 @@ import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +26,7 @@ _LOOKED_AT = ("/training/", "/deepspeed/")
 """Parts of the paths of files whose functions are named."""
 
 
-def main() -> int:
+def main():
     """Warm up, and write what the steps wait for."""
     config = read_config(Path(sys.argv[-1]))
     torch.set_num_threads(1)
@@ -46,17 +44,17 @@ def main() -> int:
     return 0
 
 
-def _count_waits() -> int:
+def _count_waits():
     (own,) = (one for one in read_counts(Path(os.environ["PHANTOM_COUNTS"])) if one.pid == os.getpid())
     return own.waits
 
 
 @contextmanager
-def _note_functions() -> Iterator[Counter[str]]:
+def _note_functions():
     """Yield how often which function makes the host wait, while inside."""
-    found: Counter[str] = Counter()
+    found = Counter()
 
-    def note(message: Warning | str, *_: Any, **__: Any) -> None:
+    def note(message, *_, **__):
         if _MESSAGE in str(message):
             frames = [one for one in traceback.extract_stack() if any(part in one.filename for part in _LOOKED_AT)]
             found[f"{Path(frames[-1].filename).stem}.{frames[-1].name}"] += 1

@@ -3,7 +3,6 @@
 import functools
 import os
 import time
-from typing import Any
 
 from tests.mutants.patching import Patch
 
@@ -101,8 +100,8 @@ def _round_first(of, *given, **named):
     return of(*given, **named)
 
 
-_kept: list[bool] = []
-_drops: list[Any] = []
+_kept = []
+_drops = []
 
 
 def _while_kept(of, *given):

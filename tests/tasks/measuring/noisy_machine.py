@@ -6,7 +6,6 @@ It stands in for the ranks and their clock (tasks/measuring/bench.py: Bench): wh
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ruamel.yaml import YAML
 
 from tasks.measuring.arms import Arm
 from tasks.measuring.speedups import measure_speedups
-from tasks.measuring.turns import Timed, TimedTurns
+from tasks.measuring.turns import Timed
 
 STEPS_PER_BLOCK = 4
 _STEP_SECONDS = 0.2
@@ -83,7 +82,7 @@ class NoisyMachine:
     _launch: int = field(default=1, init=False)
     _turn: int = field(default=0, init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self._random = np.random.default_rng(self.seed)
         self._drift = float(self._random.normal())
         self._wander = [float(one) for one in self._random.normal(size=self.num_arms)]
@@ -93,24 +92,24 @@ class NoisyMachine:
         self._start_ranks()
 
     @property
-    def truth(self) -> float:
+    def truth(self):
         """What users get: the ratio of expected seconds, stalls included, on the machine when it is quiet."""
         trouble, (one, two) = self.trouble, (_MEAN_STALL_SECONDS * rate for rate in self.trouble.stalls)
         slower = (1 + trouble.slow_start[0] * trouble.slow_start[1]) * (1 + trouble.shift / 2) * (1 + trouble.throttled)
         return (_STEP_SECONDS + one) / (_STEP_SECONDS / self.speedup * slower + two)
 
-    def launch_again(self, arms: Sequence[Arm]) -> None:
+    def launch_again(self, arms):
         self._pass(self.start_seconds)
         self._launch += 1
         self._start_ranks()
 
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], timed_turns: TimedTurns) -> None:
+    def run_turn(self, arms, order, timed_turns):
         self._turn += 1
         places = {arm.name: place for place, arm in enumerate(arms)}
         for name in next(order):
             timed_turns.add(self._run_block(name, places[name]))
 
-    def _start_ranks(self) -> None:
+    def _start_ranks(self):
         part, slower = self.trouble.slow_start
         self._of_start = [
             math.exp(self.trouble.start * one) * (1 + slower * (place > 0 and self._random.random() < part))
@@ -118,7 +117,7 @@ class NoisyMachine:
         ]
         self._started_at = self.now
 
-    def _run_block(self, name: str, place: int) -> Timed:
+    def _run_block(self, name, place):
         self._pass(_LEAD_IN * self._true_seconds(place))
         found = [self._run_step(place) for _ in range(STEPS_PER_BLOCK)]
         steps = np.array([seconds for seconds, _ in found])
@@ -132,10 +131,10 @@ class NoisyMachine:
             others_share=others,
         )  # fmt: skip
 
-    def _true_seconds(self, place: int) -> float:
+    def _true_seconds(self, place):
         return _STEP_SECONDS / (self.speedup if place else 1.0)
 
-    def _run_step(self, place: int) -> tuple[float, float]:
+    def _run_step(self, place):
         """Return the seconds of a step, and the share of the CPUs that others used."""
         trouble, share = self.trouble, 0.0
         alike = trouble.steps_alike
@@ -158,7 +157,7 @@ class NoisyMachine:
         self._pass(seconds)
         return seconds, share
 
-    def _find_level(self) -> int:
+    def _find_level(self):
         """Return which level of the neighbour it is now, 0 without; each lasts some seconds."""
         levels = len(self.trouble.neighbour)
         while levels and self.now >= self._level_ends:
@@ -169,7 +168,7 @@ class NoisyMachine:
             self._level_ends = max(self._level_ends, self.now) + float(self._random.exponential(mean))
         return self._level
 
-    def _pass(self, seconds: float) -> None:
+    def _pass(self, seconds):
         self.now += seconds
         kept = math.exp(-seconds / self.trouble.drift_seconds)
         self._drift = kept * self._drift + math.sqrt(1 - kept**2) * float(self._random.normal())
@@ -199,12 +198,12 @@ class Row:
     launches: list[int] = field(default_factory=list)
 
     @property
-    def without_interval(self) -> float:
+    def without_interval(self):
         """Part of the sessions."""
         return 1 - len(self.covered) / len(self.launches)
 
 
-def measure_row(trouble: Trouble, num_sessions: int) -> Row:
+def measure_row(trouble, num_sessions):
     """Return what the default session of the stage `measure` comes to on a machine with this trouble."""
     arms, asked, row = [Arm(name=name, cell=name) for name in ("1proc", "2proc")], 0.07, Row()
     for seed in range(num_sessions):
@@ -224,7 +223,7 @@ def measure_row(trouble: Trouble, num_sessions: int) -> Row:
     return row
 
 
-def _tabulate(num_sessions: int) -> None:
+def _tabulate(num_sessions):
     """Print how often the interval covers the truth of each machine, and how wide it is: as in docs/measuring.md."""
     print("| trouble | covered | where narrow | narrow | half-width, median | starts, mean | no interval |")
     print("|---|---|---|---|---|---|---|")
@@ -237,7 +236,7 @@ def _tabulate(num_sessions: int) -> None:
     print(_format_row("**all**", every))
 
 
-def _format_row(name: str, row: Row) -> str:
+def _format_row(name, row):
     narrow = row.covered_where_narrow
     figures = (
         f"{np.mean(row.covered):.1%} | {np.mean(narrow) if narrow else math.nan:.0%} | "

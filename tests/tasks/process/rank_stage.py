@@ -12,7 +12,7 @@ from tasks.ranks.cell_ranks import run_ranks
 from training.config import read_config
 
 
-def main() -> None:
+def main():
     """Run them to their end, or until asked to stop."""
     config = read_config(Path(sys.argv[1]))
     sys.executable = sys.argv[2] if len(sys.argv) > 2 else sys.executable

@@ -1,18 +1,15 @@
 """Timed blocks of the comparison written by hand: what each did, so that the gates can be told that it did not."""
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tasks.records.blocks import ArmBlocks, BlockWork
 from tasks.records.measurement import MeasurementFile, RankDevice
-from tasks.records.outputs import Outputs, Steps
+from tasks.records.outputs import Steps
 from tests.tasks.reporting.borne_out import make_block
 from tests.tasks.reporting.comparison import RANGES, rows_in_order, setting_of
-from tests.tasks.reporting.measured import TimedArm, arm, estimate, measurement
+from tests.tasks.reporting.measured import arm, estimate, measurement
 
 NUM_TURNS = 20
 SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042, "2proc, one copy alone": 0.035}
@@ -28,7 +25,7 @@ KINDS = {
 SPEEDUP = SECONDS["1proc"] / SECONDS["2proc"]
 
 
-def block(name: str, turn: int, **changes: Any) -> BlockWork:
+def block(name, turn, **changes):
     """Return a block of the two steps of a range, the first range in odd turns; its losses are those of its rows."""
     part, kind = RANGES[turn % 2], KINDS[name]
     rows = np.array(rows_in_order(part))
@@ -55,7 +52,7 @@ def block(name: str, turn: int, **changes: Any) -> BlockWork:
     return BlockWork(**dict(made) | changes)
 
 
-def arm_blocks(name: str, **changes: Any) -> ArmBlocks:
+def arm_blocks(name, **changes):
     """Return the blocks of an arm; changes are made to the one of turn 3, or to all where `turn` is None."""
     changed = changes.pop("turn", 3)
     blocks = [block(name, turn, **(changes if changed in (None, turn) else {})) for turn in range(1, NUM_TURNS + 1)]
@@ -65,18 +62,22 @@ def arm_blocks(name: str, **changes: Any) -> ArmBlocks:
 
 
 def write_blocks(
-    folder: Path, *changed: ArmBlocks, speedup: float = SPEEDUP, of_2proc: Mapping[str, Any] | None = None,
-    beside: Sequence[ArmBlocks] = (), **more: Any,
-) -> MeasurementFile:  # fmt: skip
+    folder,
+    *changed,
+    speedup=SPEEDUP,
+    of_2proc=None,
+    beside=(),
+    **more,
+):
     """Write speed.json with the blocks of all arms, some of them changed, and those `beside`; `speedup`: what is
     published of 2proc, with these changes of its other figures."""
     by_name = {one.arm: one for one in changed}
     blocks = [by_name.get(name, arm_blocks(name)) for name in KINDS]
 
-    def make_arm(name: str, world_size: int, **changes: Any) -> TimedArm:
+    def make_arm(name, world_size, **changes):
         mine = next(one for one in blocks if one.arm == name).blocks
         rate = sum(one.num_tokens for one in mine) / sum(one.seconds for one in mine)
-        content: dict[str, Any] = {
+        content = {
             "tokens_per_second": rate,
             "step_seconds": estimate(SECONDS[name] * 1.02, 0.01),
         } | changes
@@ -98,7 +99,7 @@ def write_blocks(
     return found
 
 
-def give_steps(outputs: Outputs, **seconds: np.ndarray) -> None:
+def give_steps(outputs, **seconds):
     """Let the cells' trainings have had steps of so many seconds, on 32 positions each."""
     for cell, taken in seconds.items():
         numbers = np.arange(len(taken))

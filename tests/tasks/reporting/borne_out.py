@@ -1,15 +1,10 @@
 """Blocks that give a measurement's figures, and a training that bears them out, for the comparison written by hand."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tasks.records.blocks import ArmBlocks, BlockWork
-from tasks.records.measurement import CellSpeed, MeasurementFile
 from tests.tasks.reporting.comparison import (
     NUM_PARAMETERS,
     RANGES,
@@ -27,7 +22,7 @@ POSITIONS_PER_SAMPLE = 8
 """As in the training: half of them hold padding."""
 
 
-def bear_out(folder: Path, found: MeasurementFile) -> MeasurementFile:
+def bear_out(folder, found):
     """Return speed.json with blocks that give its figures; the trainings in the folder then had steps as long."""
     params = json.loads((folder / "params.yaml").read_bytes())
     arms = [one for one in found.speeds.values() if (folder / "runs" / one.cell).is_dir()]
@@ -45,12 +40,12 @@ def bear_out(folder: Path, found: MeasurementFile) -> MeasurementFile:
     return found.model_copy(update=beside)
 
 
-def _make_arm_blocks(found: MeasurementFile, arm: CellSpeed) -> ArmBlocks:
+def _make_arm_blocks(found, arm):
     blocks = [_make_block(found, arm, turn) for turn in range(1, found.num_turns + 1)]
     return ArmBlocks(phase="speedup", arm=arm.cell, cell=arm.cell, kind="as trained", blocks=blocks)
 
 
-def _wrap(plain: ArmBlocks) -> ArmBlocks:
+def _wrap(plain):
     """Return the blocks of the baseline inside a wrapper that it does not need, 2 % slower."""
     blocks = [
         one.model_copy(
@@ -66,7 +61,7 @@ def _wrap(plain: ArmBlocks) -> ArmBlocks:
     )
 
 
-def _make_block(found: MeasurementFile, arm: CellSpeed, turn: int) -> BlockWork:
+def _make_block(found, arm, turn):
     rows = np.array(rows_in_order(RANGES[0]))
     steps = np.split(rows, NUM_STEPS)
     return make_block(
@@ -83,19 +78,19 @@ def _make_block(found: MeasurementFile, arm: CellSpeed, turn: int) -> BlockWork:
 
 
 def make_block(
-    part: str,
-    steps: Sequence[NDArray[np.int64]],
-    of_first_rank: Sequence[NDArray[np.int64]],
+    part,
+    steps,
+    of_first_rank,
     *,
-    world_size: int,
-    step_seconds: float,
-    num_exchanges: int,
-    **changes: Any,
-) -> BlockWork:
+    world_size,
+    step_seconds,
+    num_exchanges,
+    **changes,
+):
     """Return a block of these rows of each step, of which the first rank had some; its losses are those of its rows."""
     num_samples = sum(len(rows) for rows in steps)
     tokens = sum(num_labels(row) for rows in steps for row in rows.tolist())
-    content: dict[str, Any] = {
+    content = {
         "range": part, "steps": list(range(1, len(steps) + 1)), "seconds": step_seconds * len(steps),
         "step_seconds": [[step_seconds] * len(steps)] * world_size, "num_samples": num_samples,
         "num_tokens": tokens, "num_targets": tokens, "num_positions": POSITIONS_PER_SAMPLE * num_samples,
@@ -108,7 +103,7 @@ def make_block(
     return BlockWork(**content | changes)
 
 
-def _set_step_seconds(run: Path, seconds: float) -> None:
+def _set_step_seconds(run, seconds):
     """Let every step of a training have taken so long, and its ranks the same share of it as before."""
     for segment in run.glob("segments/*"):
         lines = read_lines(segment)

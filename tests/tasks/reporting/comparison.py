@@ -6,24 +6,22 @@ can be learned from. `1proc` needs 6 s and 4 s, `2proc` 4 s and 2.4 s: 10 s agai
 
 import copy
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.growth.finished import seal_segment, write_ledger
 from tasks.params import Params
 from tasks.params.train import NOT_FOR_RANKS
-from tasks.records.outputs import Outputs, read_outputs
+from tasks.records.outputs import read_outputs
 from tests.ledgers import read_ledger
 from training.process.files import write_json
 
-BY_HAND: dict[str, Any] = json.loads(Path(__file__).with_name("by_hand.json").read_text(encoding="utf-8"))
+BY_HAND = json.loads(Path(__file__).with_name("by_hand.json").read_text(encoding="utf-8"))
 """What the files hold that no test works out anew."""
-PARAMS: dict[str, Any] = BY_HAND["params"]
-RANGES: list[str] = PARAMS["ranges"]
-ROWS_PER_STEP: int = PARAMS["train"]["global_batch_size"]
+PARAMS = BY_HAND["params"]
+RANGES = PARAMS["ranges"]
+ROWS_PER_STEP = PARAMS["train"]["global_batch_size"]
 STEPS_PER_SEGMENT = 2
 NUM_PARAMETERS = 1000
 SEED = 0
@@ -33,24 +31,24 @@ LOSSES = [4.0, 3.9, 3.8, 3.7, 3.6, 3.5, 3.4, 3.3]
 START_CHECKSUM = "01" * 8
 
 
-def num_labels(row: int) -> int:
+def num_labels(row):
     """Return how many tokens can be learned from a row."""
     return 3 + row % 3
 
 
-def rows_of(name: str) -> range:
+def rows_of(name):
     """Return the rows of a slice."""
     start, _, end = name.partition("-")
     return range(int(start), int(end))
 
 
 def write_comparison(
-    folder: Path,
+    folder,
     *,
-    params: dict[str, Any] | None = None,
-    seconds: dict[str, list[float]] | None = None,
-    device: str = "cpu",
-) -> dict[str, Any]:
+    params=None,
+    seconds=None,
+    device="cpu",
+):
     """Write everything that the stages before the report leave behind; return what params.yaml holds."""
     params = params or PARAMS
     seconds = seconds or SECONDS
@@ -75,23 +73,23 @@ def write_comparison(
     return params
 
 
-def _list_inputs(folder: Path) -> dict[str, Path]:
+def _list_inputs(folder):
     files = {name: folder / name for name in ("slices", "measurements", "runs", "evaluation")}
     manifests = {name: folder / name / "manifest.json" for name in ("raw", "base_model")}
     return {**manifests, **files, "machine": folder / "machine.json"}
 
 
-def outputs_of(folder: Path, params: dict[str, Any]) -> Outputs:
+def outputs_of(folder, params):
     """Return what was written as the report reads it."""
     return read_outputs(Params.model_validate(params), **_list_inputs(folder))
 
 
-def arguments_of(folder: Path) -> list[str]:
+def arguments_of(folder):
     """Return the arguments of `python -m tasks.report` for what was written, besides --reports."""
     return [f"--{name.replace('_', '-')}={path}" for name, path in _list_inputs(folder).items()]
 
 
-def write_updates(folder: Path, cell: str, *, first: int = 1, **changes: Any) -> None:
+def write_updates(folder, cell, *, first=1, **changes):
     """Make changes to what was found of each update of a cell from this step on."""
     for path in sorted((folder / "runs" / cell / "segments").glob("*/segment.json")):
         found = json.loads(path.read_bytes())["checked_updates"]
@@ -99,7 +97,7 @@ def write_updates(folder: Path, cell: str, *, first: int = 1, **changes: Any) ->
         seal_segment(path.parent)
 
 
-def drop_updates(folder: Path, *cells: str) -> None:
+def drop_updates(folder, *cells):
     """Have no update of the last segment of these cells be checked."""
     for cell in cells:
         path = max((folder / "runs" / cell / "segments").glob("*/segment.json"), key=_read_first_step)
@@ -107,23 +105,22 @@ def drop_updates(folder: Path, *cells: str) -> None:
         seal_segment(path.parent)
 
 
-def _read_first_step(path: Path) -> int:
-    first: int = json.loads(path.read_bytes())["first_step"]
-    return first
+def _read_first_step(path):
+    return json.loads(path.read_bytes())["first_step"]
 
 
-def edit_json(path: Path, **changes: Any) -> None:
+def edit_json(path, **changes):
     """Change some keys of a JSON file."""
     write_json(path, json.loads(path.read_text()) | changes)
 
 
-def edit_segment(folder: Path, cell: str, part: str = "0-8", epoch: int = 1, **changes: Any) -> None:
+def edit_segment(folder, cell, part="0-8", epoch=1, **changes):
     """Change some keys of one segment.json; its receipt agrees."""
     edit_json(segment_folder(folder, cell, part, epoch) / "segment.json", **changes)
     seal_segment(segment_folder(folder, cell, part, epoch))
 
 
-def edit_ledger(folder: Path, cell: str, change: Callable[[dict[str, Any]], None], part: str = "0-8") -> None:
+def edit_ledger(folder, cell, change, part="0-8"):
     """Change the columns of one work ledger; its receipt agrees."""
     segment = segment_folder(folder, cell, part)
     arrays = read_ledger(segment)
@@ -131,7 +128,7 @@ def edit_ledger(folder: Path, cell: str, change: Callable[[dict[str, Any]], None
     write_ledger(segment, **arrays)
 
 
-def edit_steps(folder: Path, cell: str, part: str = "0-8", *, index: int = 1, **changes: Any) -> None:
+def edit_steps(folder, cell, part="0-8", *, index=1, **changes):
     """Change some keys of one line of steps.jsonl; its receipt agrees."""
     segment = segment_folder(folder, cell, part)
     lines = read_lines(segment)
@@ -139,29 +136,29 @@ def edit_steps(folder: Path, cell: str, part: str = "0-8", *, index: int = 1, **
     write_lines(segment, lines)
 
 
-def read_lines(segment: Path) -> list[dict[str, Any]]:
+def read_lines(segment):
     """Return the lines of a segment's steps.jsonl."""
     return [json.loads(line) for line in (segment / "steps.jsonl").read_text().splitlines()]
 
 
-def write_lines(segment: Path, lines: Sequence[dict[str, Any]]) -> None:
+def write_lines(segment, lines):
     """Write a segment's steps.jsonl; its receipt agrees."""
     (segment / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     seal_segment(segment)
 
 
-def segment_folder(folder: Path, cell: str, part: str = "0-8", epoch: int = 1) -> Path:
+def segment_folder(folder, cell, part="0-8", epoch=1):
     """Return where a segment lies."""
     return folder / "runs" / cell / "segments" / f"{part}-epoch-{epoch}"
 
 
-def _write_sources(folder: Path) -> None:
+def _write_sources(folder):
     write_json(folder / "raw" / "manifest.json", BY_HAND["raw"])
     write_json(folder / "base_model" / "manifest.json", BY_HAND["base_model"] | {"num_parameters": NUM_PARAMETERS})
     write_json(folder / "machine.json", BY_HAND["machine"])
 
 
-def _write_slice(folder: Path, name: str) -> None:
+def _write_slice(folder, name):
     rows = rows_of(name)
     lengths = [num_labels(row) + 1 for row in rows]
     folder.mkdir(parents=True, exist_ok=True)
@@ -172,9 +169,7 @@ def _write_slice(folder: Path, name: str) -> None:
     write_json(folder / "manifest.json", facts)
 
 
-def _write_run(
-    folder: Path, cell: str, facts: dict[str, Any], params: dict[str, Any], seconds: list[float], device: str
-) -> None:
+def _write_run(folder, cell, facts, params, seconds, device):
     world_size, train = facts["world_size"], params["train"]
     segments, first_step = [], 1
     keys = [(part, epoch) for part in params["ranges"] for epoch in range(1, train["epochs"] + 1)]
@@ -199,7 +194,7 @@ def _write_run(
     write_json(folder / "run.json", content)
 
 
-def setting_of(params: dict[str, Any]) -> dict[str, Any]:
+def setting_of(params):
     """Return what the ranks of a cell record of what they run with (training/record/setting.py)."""
     train = Params.model_validate(params).train.model_dump(exclude=set(NOT_FOR_RANKS))
     train |= {"loss_chunk_rows": 384}
@@ -207,7 +202,7 @@ def setting_of(params: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(BY_HAND["setting"]) | {"train": train} | names
 
 
-def record_as(folder: Path, params: dict[str, Any]) -> None:
+def record_as(folder, params):
     """Have every run say that it was trained with these params."""
     train = Params.model_validate(params).train.model_dump()
     for cell in params["cells"]:
@@ -217,15 +212,15 @@ def record_as(folder: Path, params: dict[str, Any]) -> None:
 
 
 def edit_traffic(
-    folder: Path,
-    cell: str,
-    part: str = "0-8",
+    folder,
+    cell,
+    part="0-8",
     *,
-    kind: str = "all_reduce",
-    number: int | None = None,
-    num_bytes: int | None = None,
-    bucket_bytes: list[int] | None = None,
-) -> None:
+    kind="all_reduce",
+    number=None,
+    num_bytes=None,
+    bucket_bytes=None,
+):
     """Change what the ranks of a cell counted of one kind of collective in a segment, and their buckets."""
     facts = json.loads((segment_folder(folder, cell, part) / "segment.json").read_bytes())
     counted = facts["traffic"].setdefault(kind, {"number": 0, "num_bytes": 0})
@@ -235,7 +230,7 @@ def edit_traffic(
     edit_segment(folder, cell, part, traffic=facts["traffic"], exchange=exchange)
 
 
-def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, first_step: int) -> dict[str, Any]:
+def _segment(cell, part, epoch, world_size, seconds, first_step):
     rows = rows_of(part)
     tokens = sum(num_labels(row) for row in rows)
     losses = LOSSES[first_step - 1 : first_step - 1 + STEPS_PER_SEGMENT]
@@ -256,17 +251,17 @@ def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, 
     }  # fmt: skip
 
 
-def make_checked_update(step: int, **changes: Any) -> dict[str, Any]:
+def make_checked_update(step, **changes):
     """Return what is found of a right update."""
     return {"step": step} | copy.deepcopy(BY_HAND["checked_update"]) | changes
 
 
-def end_checksum(first_step: int) -> str:
+def end_checksum(first_step):
     """Return the checksum of the weights after the segment that begins with this step."""
     return f"{first_step + STEPS_PER_SEGMENT:02}" * 8
 
 
-def _write_steps(folder: Path, part: str, epoch: int, first_step: int, seconds: float, world_size: int) -> None:
+def _write_steps(folder, part, epoch, first_step, seconds, world_size):
     lines = [
         BY_HAND["step"] | {
             "step": first_step + index, "range": part, "epoch": epoch, "segment_step": index + 1,
@@ -280,14 +275,14 @@ def _write_steps(folder: Path, part: str, epoch: int, first_step: int, seconds: 
     (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def rows_in_order(part: str, epoch: int = 1) -> list[int]:
+def rows_in_order(part, epoch=1):
     """Return the rows of a range in the order in which they are learned from."""
     rows = rows_of(part)
     order = np.random.default_rng([SEED, epoch, rows.start, rows.stop]).permutation(len(rows))
     return [rows[int(place)] for place in order]
 
 
-def _write_ledger(folder: Path, part: str, epoch: int, world_size: int, first_step: int) -> None:
+def _write_ledger(folder, part, epoch, world_size, first_step):
     rows = np.array(rows_in_order(part, epoch), dtype=np.int64)
     places = np.arange(len(rows))
     write_ledger(
@@ -299,7 +294,7 @@ def _write_ledger(folder: Path, part: str, epoch: int, world_size: int, first_st
     )
 
 
-def _write_evaluation(folder: Path, params: dict[str, Any]) -> None:
+def _write_evaluation(folder, params):
     losses = {"base": 4.1, **dict.fromkeys(params["cells"], 3.25)}
     last = end_checksum(1 + STEPS_PER_SEGMENT * (len(params["ranges"]) * params["train"]["epochs"] - 1))
     write_json(

@@ -8,7 +8,7 @@ NAMES = {"1proc": "<script>alert(1)</script>", "2proc": "=cmd|'/C calc'!A0"}
 TEXT = "</pre><script>alert(2)</script> `` ` | [x](http://evil.example) @someone ``` *b*"
 
 
-def hostile(results: Results) -> Results:
+def hostile(results):
     """Return the results with hostile names of cells, description, label and samples."""
     text = json.dumps(results.model_dump(mode="json"))
     for name, attack in NAMES.items():

@@ -4,8 +4,7 @@ A step takes `1proc` 68 ms and `2proc` 42 ms: 68 / 42 is a speedup of 1.619, 81 
 of the 8 ms lost the parts explain 7.8 ms.
 """
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tasks.records.cell_memory import CellMemory, MemoryParts, RankMemory
 from tasks.records.estimate import Estimate, Speedup, make_speedup
@@ -18,7 +17,6 @@ from tasks.records.measurement import (
     Preflight,
     Waterfall,
 )
-from tasks.reporting.results import Results
 from tests.tasks.reporting.borne_out import bear_out
 from tests.tasks.reporting.comparison import BY_HAND
 
@@ -37,7 +35,7 @@ TOKENS_PER_STEP, SAMPLES_PER_STEP = 15.5, 4
 """Tokens: in the mean of the steps of the first range."""
 
 
-def estimate(value: float, relative: float = 0.025) -> Estimate:
+def estimate(value, relative=0.025):
     """Return a figure with an interval of +- this share."""
     return Estimate(value=value, low=value * (1 - relative), high=value * (1 + relative))
 
@@ -50,12 +48,19 @@ class TimedArm(NamedTuple):
 
 
 def arm(
-    name: str, world_size: int, *, seconds: float | None = None, speedup: Estimate | None = None,
-    has_speedup: bool = True, of_all_turns: Estimate | None = None, of_medians: float | None = None, **changes: Any,
-) -> TimedArm:  # fmt: skip
+    name,
+    world_size,
+    *,
+    seconds=None,
+    speedup=None,
+    has_speedup=True,
+    of_all_turns=None,
+    of_medians=None,
+    **changes,
+):
     """Return a cell's figures; its step time is that of STEP_SECONDS, and its speedup follows from that."""
     seconds, first = seconds or STEP_SECONDS[name], STEP_SECONDS["1proc"]
-    content: dict[str, Any] = {
+    content = {
         "cell": name,
         "world_size": world_size,
         "global_batch_size": SAMPLES_PER_STEP,
@@ -75,10 +80,10 @@ def arm(
     return TimedArm(CellSpeed(**BY_HAND["arm"] | content | changes), given if has_speedup and name != "1proc" else None)
 
 
-def waterfall(cell: str = "2proc", world_size: int = 2, **changes: Any) -> Waterfall:
+def waterfall(cell="2proc", world_size=2, **changes):
     """Return the waterfall of a cell."""
     measured, ideal = STEP_SECONDS["2proc"] * 2 / world_size, STEP_SECONDS["1proc"] / world_size
-    content: dict[str, Any] = {
+    content = {
         "cell": cell,
         "ideal_seconds": ideal,
         "measured_seconds": measured,
@@ -92,17 +97,17 @@ def waterfall(cell: str = "2proc", world_size: int = 2, **changes: Any) -> Water
     return Waterfall(**content | changes)
 
 
-def advice() -> Advice:
+def advice():
     """Return two changes of 2proc that are recommended, one that is not, and the two together."""
     return Advice.model_validate(BY_HAND["advice"])
 
 
-def link(**changes: Any) -> LinkSpeed:
+def link(**changes):
     """Return a link of two ranks at 2 GB/s without latency."""
     return LinkSpeed(**BY_HAND["link"] | changes)
 
 
-def preflight(warning: str | None = None) -> Preflight:
+def preflight(warning=None):
     """Return a machine that was fit, or one with a warning."""
     fit = Preflight.model_validate(BY_HAND["preflight"])
     if warning is None:
@@ -111,7 +116,7 @@ def preflight(warning: str | None = None) -> Preflight:
     return Preflight(verdict="not fit to measure", checks=[load, *fit.checks[1:]])
 
 
-def parts(total: float) -> MemoryParts:
+def parts(total):
     """Return what so many GiB are for: half of them activations, a tenth each of the others."""
     tenth = total / 10
     return MemoryParts(
@@ -119,7 +124,7 @@ def parts(total: float) -> MemoryParts:
     )
 
 
-def memory(cell: str, world_size: int, gib: float, **changes: Any) -> CellMemory:
+def memory(cell, world_size, gib, **changes):
     """Return what a cell takes; the last rank has most, and the rehearsal says 2 % more."""
     ranks = [
         RankMemory(
@@ -128,16 +133,16 @@ def memory(cell: str, world_size: int, gib: float, **changes: Any) -> CellMemory
         )
         for share in (*[0.9] * (world_size - 1), 1.0)
     ]  # fmt: skip
-    content: dict[str, Any] = {
+    content = {
         "cell": cell, "device": "cpu", "micro_batch_size": 1, "ranks": ranks, "predicted": parts(1.02 * gib)
     }  # fmt: skip
     return CellMemory(**content | changes)
 
 
-def measurement(*arms: TimedArm, **changes: Any) -> MeasurementFile:
+def measurement(*arms, **changes):
     """Return what was measured of these cells, by default 1proc and 2proc, with some fields changed."""
     arms = arms or (arm("1proc", 1), arm("2proc", 2))
-    content: dict[str, Any] = {
+    content = {
         "preflight": preflight(),
         "speeds": {one.speed.cell: one.speed for one in arms},
         "speedups": {one.speed.cell: one.speedup for one in arms if one.speedup},
@@ -150,13 +155,13 @@ def measurement(*arms: TimedArm, **changes: Any) -> MeasurementFile:
     return MeasurementFile(**BY_HAND["measurement"] | content | changes)
 
 
-def with_speedup(value: float, relative: float = 0.025, **changes: Any) -> MeasurementFile:
+def with_speedup(value, relative=0.025, **changes):
     """Return a measurement in which 2proc has this speedup and nothing ran beside the baseline."""
     two = arm("2proc", 2, seconds=STEP_SECONDS["1proc"] / value, speedup=estimate(value, relative))
     return measurement(arm("1proc", 1), two, **{"beside": {}} | changes)
 
 
-def measure_again(results: Results, found: MeasurementFile) -> Results:
+def measure_again(results, found):
     """Return the results as if this had been measured."""
     cells = [
         cell.model_copy(update={"speed": found.speeds[cell.cell], "speedup": found.speedups.get(cell.cell)})
@@ -165,7 +170,7 @@ def measure_again(results: Results, found: MeasurementFile) -> Results:
     return results.model_copy(update={"measurement": found.publish(()), "cells": cells})
 
 
-def write_measurement(folder: Path, found: MeasurementFile | None = None) -> MeasurementFile:
+def write_measurement(folder, found=None):
     """Write speed.json below the comparison's folder, with blocks and a training that bear it out; return it."""
     found = found or measurement()
     bear_out(folder, found).write(folder / "measurements")

@@ -13,7 +13,7 @@ from tasks.ranks.launchers import Nodes
 from training.config import read_config
 
 
-def _main() -> None:
+def _main():
     config, launcher, *where = sys.argv[1:]
     nodes = None
     if where:

@@ -2,13 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tasks.params.choices import list_file_names
-from tasks.ranks.launchers import Launch, load_launcher
+from tasks.ranks.launchers import load_launcher
 from tests.ray_cluster import needs_ray
 from training.process.files import write_json
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ddp_audit.process.lifeline import end_with_parent
 
 
-def main() -> int:
+def main():
     """Write `pid-<rank>`, and end as `rank-<rank>` of the config says: a code, a signal, or not before it is asked."""
     # As every rank does first.
     end_with_parent()
