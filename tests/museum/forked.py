@@ -23,15 +23,7 @@ class Launch:
     """A group of ranks, children of this process."""
 
     def __init__(
-        self,
-        config,
-        *,
-        world_size,
-        threads_per_rank,
-        log_folder,
-        arguments=(),
-        module="training",
-        nodes=None,
+        self, config, *, world_size, threads_per_rank, log_folder, arguments=(), module="training", nodes=None
     ):
         assert nodes is None, "ranks on this machine only"
         log_folder.mkdir(parents=True, exist_ok=True)

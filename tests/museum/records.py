@@ -137,9 +137,7 @@ RECORDS = {
         "rows not shuffled in every cell": _row_ids(np.sort, *CELLS),
         "schedule stops half-way in every cell": _steps(*CELLS, learning_rate=1.5e-3),
     },
-    "Held-out rows were held out": {
-        "trained on the held-out rows": _row_ids(lambda rows: 16 + rows % 4, *CELLS),
-    },
+    "Held-out rows were held out": {"trained on the held-out rows": _row_ids(lambda rows: 16 + rows % 4, *CELLS)},
     "Evaluated what was trained": {"another model evaluated": _evaluate_others},
     "No break between segments": {
         "different start weights per cell": _segment("0-8", start_checksum="02" * 8),
@@ -175,7 +173,7 @@ RECORDS = {
         "timed: baseline in a DDP wrapper": _blocks("1proc", num_exchanges=[2]),
     },
     "Baseline is not slowed": {
-        "timed: loss computed twice in the baseline": _blocks("1proc in a DDP wrapper", seconds=0.1),
+        "timed: loss computed twice in the baseline": _blocks("1proc in a DDP wrapper", seconds=0.1)
     },
     "Training bears out the blocks": {
         "timed: turns left out": _leave_out_turns,

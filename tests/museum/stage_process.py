@@ -37,15 +37,7 @@ class StageProcess:
     `first` is Python that runs before anything of the project is imported.
     """
 
-    def __init__(
-        self,
-        project,
-        stage,
-        *arguments,
-        log="stages.log",
-        first="",
-        has_services=False,
-    ):
+    def __init__(self, project, stage, *arguments, log="stages.log", first="", has_services=False):
         self._stage = stage
         self._log = project / log
         told = (project, stage, arguments, self._log, first, has_services)

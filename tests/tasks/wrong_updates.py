@@ -46,8 +46,7 @@ WRONG = {
     "clipping leaves a parameter out": Patch(_CLIP, lambda of, replica, parameters: of(replica, parameters[1:])),
     "moments forgotten after every update": Patch("training.step.replica:Replica.optimizer_step", _forget_moments),
     "no weight decay": Patch(
-        "training.step.optimizer:group_parameters",
-        lambda of, *given: [(0.0, group) for _, group in of(*given)],
+        "training.step.optimizer:group_parameters", lambda of, *given: [(0.0, group) for _, group in of(*given)]
     ),
 }
 OTHERS = {

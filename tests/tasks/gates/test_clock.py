@@ -7,14 +7,7 @@ segment also has 0.5 s of checkpoints and 0.125 s of log points, and the wall cl
 import pytest
 
 from tasks.gates.clock import check_clock
-from tests.tasks.reporting.comparison import (
-    SECONDS,
-    edit_segment,
-    edit_steps,
-    read_lines,
-    segment_folder,
-    write_lines,
-)
+from tests.tasks.reporting.comparison import SECONDS, edit_segment, edit_steps, read_lines, segment_folder, write_lines
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,7 @@ def arm_blocks(name, **changes):
     )
 
 
-def write_blocks(
-    folder,
-    *changed,
-    speedup=SPEEDUP,
-    of_2proc=None,
-    beside=(),
-    **more,
-):
+def write_blocks(folder, *changed, speedup=SPEEDUP, of_2proc=None, beside=(), **more):
     """Write speed.json with the blocks of all arms, some of them changed, and those `beside`; `speedup`: what is
     published of 2proc, with these changes of its other figures."""
     by_name = {one.arm: one for one in changed}
@@ -77,16 +70,10 @@ def write_blocks(
     def make_arm(name, world_size, **changes):
         mine = next(one for one in blocks if one.arm == name).blocks
         rate = sum(one.num_tokens for one in mine) / sum(one.seconds for one in mine)
-        content = {
-            "tokens_per_second": rate,
-            "step_seconds": estimate(SECONDS[name] * 1.02, 0.01),
-        } | changes
+        content = {"tokens_per_second": rate, "step_seconds": estimate(SECONDS[name] * 1.02, 0.01)} | changes
         return arm(name, world_size, speedup=estimate(speedup), **content)
 
-    devices = {
-        "1proc": [[RankDevice(cpus=[0, 1])]],
-        "2proc": [[RankDevice(cpus=[0, 1])] * 2],
-    }
+    devices = {"1proc": [[RankDevice(cpus=[0, 1])]], "2proc": [[RankDevice(cpus=[0, 1])] * 2]}
     setting = setting_of(json.loads((folder / "params.yaml").read_bytes()))
     content = dict(measurement(make_arm("1proc", 1), make_arm("2proc", 2, **of_2proc or {}), num_turns=NUM_TURNS)) | {
         "blocks": [*blocks, *beside], "ranges": RANGES, "devices_of_starts": devices,

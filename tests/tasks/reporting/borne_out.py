@@ -77,16 +77,7 @@ def _make_block(found, arm, turn):
     )  # fmt: skip
 
 
-def make_block(
-    part,
-    steps,
-    of_first_rank,
-    *,
-    world_size,
-    step_seconds,
-    num_exchanges,
-    **changes,
-):
+def make_block(part, steps, of_first_rank, *, world_size, step_seconds, num_exchanges, **changes):
     """Return a block of these rows of each step, of which the first rank had some; its losses are those of its rows."""
     num_samples = sum(len(rows) for rows in steps)
     tokens = sum(num_labels(row) for rows in steps for row in rows.tolist())

@@ -42,13 +42,7 @@ def rows_of(name):
     return range(int(start), int(end))
 
 
-def write_comparison(
-    folder,
-    *,
-    params=None,
-    seconds=None,
-    device="cpu",
-):
+def write_comparison(folder, *, params=None, seconds=None, device="cpu"):
     """Write everything that the stages before the report leave behind; return what params.yaml holds."""
     params = params or PARAMS
     seconds = seconds or SECONDS
@@ -211,16 +205,7 @@ def record_as(folder, params):
             edit_segment(folder, cell, part, settings=[setting_of(params)])
 
 
-def edit_traffic(
-    folder,
-    cell,
-    part="0-8",
-    *,
-    kind="all_reduce",
-    number=None,
-    num_bytes=None,
-    bucket_bytes=None,
-):
+def edit_traffic(folder, cell, part="0-8", *, kind="all_reduce", number=None, num_bytes=None, bucket_bytes=None):
     """Change what the ranks of a cell counted of one kind of collective in a segment, and their buckets."""
     facts = json.loads((segment_folder(folder, cell, part) / "segment.json").read_bytes())
     counted = facts["traffic"].setdefault(kind, {"number": 0, "num_bytes": 0})

@@ -8,15 +8,7 @@ from typing import NamedTuple
 
 from tasks.records.cell_memory import CellMemory, MemoryParts, RankMemory
 from tasks.records.estimate import Estimate, Speedup, make_speedup
-from tasks.records.measurement import (
-    Advice,
-    CellSpeed,
-    LinkSpeed,
-    LostPart,
-    MeasurementFile,
-    Preflight,
-    Waterfall,
-)
+from tasks.records.measurement import Advice, CellSpeed, LinkSpeed, LostPart, MeasurementFile, Preflight, Waterfall
 from tests.tasks.reporting.borne_out import bear_out
 from tests.tasks.reporting.comparison import BY_HAND
 
@@ -48,15 +40,7 @@ class TimedArm(NamedTuple):
 
 
 def arm(
-    name,
-    world_size,
-    *,
-    seconds=None,
-    speedup=None,
-    has_speedup=True,
-    of_all_turns=None,
-    of_medians=None,
-    **changes,
+    name, world_size, *, seconds=None, speedup=None, has_speedup=True, of_all_turns=None, of_medians=None, **changes
 ):
     """Return a cell's figures; its step time is that of STEP_SECONDS, and its speedup follows from that."""
     seconds, first = seconds or STEP_SECONDS[name], STEP_SECONDS["1proc"]
