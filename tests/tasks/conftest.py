@@ -59,13 +59,16 @@ def params(tmp_path):
     return write_comparison(tmp_path)
 
 
-def _collect(folder: Path, *, is_measured: bool, **changes: Any) -> Results:
-    params = write_comparison(folder)
-    if is_measured:
-        write_measurement(folder)
-    if changes:
-        edit_segment(folder, "2proc", "8-16", **changes)
-    return collect_results(outputs_of(folder, params))
+@pytest.fixture
+def read(tmp_path, params):
+    """Return a function that reads these files as the report does."""
+    return lambda: outputs_of(tmp_path, params)
+
+
+@pytest.fixture
+def collect(read):
+    """Return a function that gives the results of these files."""
+    return lambda: collect_results(read())
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.tasks.reporting.comparison import outputs_of
-
 
 def require(found, code, *, verdict="failed", within=1e-6, **numbers):
     """Fail unless it is a finding of this code and these numbers, with this verdict unless it passed; None: of none."""
@@ -16,6 +14,6 @@ def require(found, code, *, verdict="failed", within=1e-6, **numbers):
 
 
 @pytest.fixture
-def expect(tmp_path, params):
+def expect(read):
     """Return `expect(check, code, cell="2proc", ...)`, which judges the cell and returns the finding it requires."""
-    return lambda check, code, cell="2proc", **known: require(check(outputs_of(tmp_path, params), cell), code, **known)
+    return lambda check, code, cell="2proc", **known: require(check(read(), cell), code, **known)

@@ -6,15 +6,15 @@ import pytest
 from tasks.gates.asked_for import check_steps, check_timed_rows, compute_learning_rates
 from tasks.params import Params
 from tests.tasks.reporting.blocks import arm_blocks, write_blocks
-from tests.tasks.reporting.comparison import PARAMS, edit_ledger, edit_steps, outputs_of
+from tests.tasks.reporting.comparison import PARAMS, edit_ledger, edit_steps
 from training.step.schedule import compute_learning_rate
 
 
-def test_an_order_or_a_rate_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path, params):
+def test_an_order_or_a_rate_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path, params, read):
     for cell in params["cells"]:
         edit_ledger(tmp_path, cell, lambda arrays: arrays.update(row_id=np.sort(arrays["row_id"])))
         edit_steps(tmp_path, cell, learning_rate=2e-3)
-    outputs = outputs_of(tmp_path, params)
+    outputs = read()
     for cell in params["cells"]:
         order, rate = check_steps(outputs, cell).problems
         assert (order.code, rate.code) == ("other_order", "other_learning_rate")

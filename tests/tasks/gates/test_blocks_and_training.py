@@ -11,7 +11,6 @@ from tasks.records.blocks import BLOCKS_FILE
 from tasks.records.blocks import write_blocks as write_raw_blocks
 from tests.tasks.gates.conftest import require
 from tests.tasks.reporting.blocks import SECONDS, SPEEDUP, arm_blocks, give_steps, write_blocks
-from tests.tasks.reporting.comparison import outputs_of
 from tests.tasks.reporting.measured import estimate
 
 BLUNT, SHORT = ({"code": code, "verdict": "not checked"} for code in ("training_too_blunt", "too_few_steps"))
@@ -20,11 +19,11 @@ CHANCE = {"scatter": 0.6, "wave_steps": 0.3}
 
 
 @pytest.fixture
-def expect_of(tmp_path, params):
+def expect_of(params, read):
     """Return a function that requires a finding where the training took so many times as long as the blocks."""
 
     def judge(cell="2proc", *, times=(1.0, 1.0), scatter=0.02, num_steps=80, wave_steps=6, **known):
-        outputs = outputs_of(tmp_path, params)
+        outputs = read()
         waves = 1 + scatter * np.sin(np.arange(num_steps) / wave_steps)
         # A block's step has 32 positions, as one of the training.
         give_steps(
@@ -81,9 +80,9 @@ def test_blocks_that_disagree_with_a_training_by_other_files_name_the_remedy(tmp
     assert "other_files" not in {one.code for one in expect_of(times=(1, 0.55), **REFUTED).problems}
 
 
-def test_only_late_and_quiet_steps_of_the_training_count_and_none_is_not_checked(tmp_path, params):
+def test_only_late_and_quiet_steps_of_the_training_count_and_none_is_not_checked(tmp_path, read):
     write_blocks(tmp_path)
-    outputs = outputs_of(tmp_path, params)
+    outputs = read()
     # A slow start; others who slowed every second late step down, and were seen or not; then all.
     slow, loud = np.r_[np.full(40, 3.0), np.ones(40)], np.where(np.arange(80) % 2, 0.5, 0.0)
     for times, share, code in (
@@ -114,11 +113,11 @@ def test_a_speedup_that_still_changes_within_a_start_is_not_proven(tmp_path, exp
     expect_of(code="still_changing", verdict="not checked", change=0.08, within=0.12)
 
 
-def test_turns_that_burn_in_come_before_those_of_their_start_that_count(tmp_path, params):
+def test_turns_that_burn_in_come_before_those_of_their_start_that_count(tmp_path, params, read):
     late = [arm_blocks(name) for name in params["cells"]]
     moved = [one.model_copy(update={"phase": "burn-in", "blocks": [one.blocks.pop(2)]}) for one in late]
     write_blocks(tmp_path, *late, beside=moved)
-    found = check_blocks_against_training(outputs_of(tmp_path, params), "2proc")
+    found = check_blocks_against_training(read(), "2proc")
     assert "burnt_late" in {one.code for one in found.problems}
 
 
@@ -157,11 +156,11 @@ def test_turns_that_are_missing_among_the_blocks_fail(tmp_path, expect_of):
         expect_of(**known)
 
 
-def test_blocks_of_another_measurement_are_refused(tmp_path, params):
+def test_blocks_of_another_measurement_are_refused(tmp_path, read):
     write_blocks(tmp_path)
     write_raw_blocks(tmp_path / "measurements" / BLOCKS_FILE, [arm_blocks("1proc"), arm_blocks("2proc")])
     with pytest.raises(DataError, match=r"blocks\.parquet: ValueError: its sha256 is .*, speed\.json says .*delete it"):
-        outputs_of(tmp_path, params)
+        read()
 
 
 def test_blocks_of_the_waterfall_alone_bear_out_no_speedup(tmp_path, params, expect_of):

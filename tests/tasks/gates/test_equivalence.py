@@ -5,12 +5,11 @@ import itertools
 import pytest
 
 from tasks.gates.equivalence import check_update_equivalence, compute_probability
-from tasks.reporting.collect import collect_results
-from tests.tasks.reporting.comparison import edit_json, edit_segment, make_checked_update, outputs_of, write_updates
+from tests.tasks.reporting.comparison import edit_json, edit_segment, make_checked_update, write_updates
 from tests.tasks.reporting.measured import arm, measurement, write_measurement
 
 
-def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(params, tmp_path, expect):
+def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(params, expect, collect):
     wanted = {
         "checked": 4, "drawn": 4, "steps": 4, "probability": 1.0, "gradient_difference": 5e-8,
         "gradient_noise_floor": 2e-7, "gradient_tolerance": 2e-6, "weights_difference": 3e-7, "weights_tolerance": 4e-6,
@@ -18,7 +17,7 @@ def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(para
     for cell in params["cells"]:
         expect(check_update_equivalence, "passed", cell, **wanted)
     assert compute_probability(12) == pytest.approx(0.968, abs=1e-3)
-    shown = collect_results(outputs_of(tmp_path, params)).equivalence
+    shown = collect().equivalence
     assert [(one.cell, one.compared, one.num_checked) for one in shown] == [
         (cell, kind, 4) for cell in ("1proc", "2proc") for kind in ("gradient", "weights")
     ]
@@ -33,7 +32,7 @@ def test_updates_that_are_checked_always_tell_nothing_of_the_others(tmp_path, ex
     expect(check_update_equivalence, "no_update_checked", verdict="not checked")
 
 
-def test_a_wrong_update_withholds_the_speedup(tmp_path, params, expect):
+def test_a_wrong_update_withholds_the_speedup(tmp_path, expect, collect):
     checked = [
         make_checked_update(3, verdict="not checked", problem="no disk", compared={}),
         make_checked_update(4, verdict="failed", problem="half the gradient"),
@@ -42,7 +41,7 @@ def test_a_wrong_update_withholds_the_speedup(tmp_path, params, expect):
     known = {"step": 4, "problem": "half the gradient", "checked": 2, "drawn": 4}
     expect(check_update_equivalence, "update_differs", "1proc", **known)
     expect(check_update_equivalence, "passed")
-    assert collect_results(outputs_of(tmp_path, params)).cells[1].is_withheld
+    assert collect().cells[1].is_withheld
 
 
 def test_figures_outrank_their_own_verdict(tmp_path, expect):
@@ -51,7 +50,7 @@ def test_figures_outrank_their_own_verdict(tmp_path, expect):
     expect(check_update_equivalence, "update_differs", wrong=4)
 
 
-def test_a_segment_of_which_nothing_was_checked_is_no_pass(tmp_path, params, expect):
+def test_a_segment_of_which_nothing_was_checked_is_no_pass(tmp_path, params, expect, collect):
     edit_segment(tmp_path, "2proc", "8-16", checked_updates=[])
     unchecked = {"code": "no_update_checked", "verdict": "not checked"}
     expect(check_update_equivalence, **unchecked)
@@ -59,7 +58,7 @@ def test_a_segment_of_which_nothing_was_checked_is_no_pass(tmp_path, params, exp
     expect(check_update_equivalence, **unchecked, why="too much noise")
     for cell, part in itertools.product(params["cells"], params["ranges"]):
         edit_segment(tmp_path, cell, part, checked_updates=[])
-    assert collect_results(outputs_of(tmp_path, params)).equivalence == []
+    assert collect().equivalence == []
 
 
 def test_what_is_timed_on_other_steps_than_trained_is_checked_on_those_as_well(tmp_path, expect):

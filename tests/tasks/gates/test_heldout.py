@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tasks.gates.heldout import check_evaluated_weights, check_heldout_rows
-from tests.tasks.reporting.comparison import edit_json, outputs_of
+from tests.tasks.reporting.comparison import edit_json
 
 
 @pytest.mark.parametrize(("num_seen", "code"), [(1, "passed"), (2, "heldout_rows_repeated")])
@@ -21,9 +21,9 @@ def test_held_out_rows_of_other_numbers_that_repeat_what_is_trained_on_are_not_h
     ("changes", "code"),
     [({}, "passed"), ({"rows_digest": "ab" * 32}, "other_heldout_rows"), ({"num_tokens": 15}, "other_tokens")],
 )
-def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(tmp_path, params, expect, name, changes, code):
+def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(tmp_path, expect, name, changes, code, read):
     file = tmp_path / "evaluation" / "evaluation.json"
-    digest = outputs_of(tmp_path, params).slices["16-20"].manifest.digest
+    digest = read().slices["16-20"].manifest.digest
     models = {key: one | {"rows_digest": digest} for key, one in json.loads(file.read_text())["models"].items()}
     edit_json(file, models=models | {name: models[name] | changes})
     assert expect(check_evaluated_weights, code).numbers.get("model", name) == name

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tasks.gates.correctness import check_loss_curves, list_differences
-from tests.tasks.reporting.comparison import edit_json, edit_steps, outputs_of
+from tests.tasks.reporting.comparison import edit_json, edit_steps
 
 BASE = np.linspace(4.0, 3.0, 40)
 
@@ -28,10 +28,10 @@ def test_the_mean_of_every_window_may_differ_by_a_tenth(changes, windows):
     assert [(one.numbers["first"], one.numbers["last"]) for one in found] == windows
 
 
-def test_how_far_curves_are_apart_is_said_and_another_loss_on_held_out_rows_fails(tmp_path, params, expect):
+def test_how_far_curves_are_apart_is_said_and_another_loss_on_held_out_rows_fails(tmp_path, expect, read):
     edit_steps(tmp_path, "2proc", loss=3.91)
     expect(check_loss_curves, "passed", within=1e-2, largest_relative_difference=0.01 / 3.9)
-    models = outputs_of(tmp_path, params).evaluation.model_dump(mode="json")["models"]
+    models = read().evaluation.model_dump(mode="json")["models"]
     models["2proc"]["loss"] = 1.3 * models["1proc"]["loss"]
     edit_json(tmp_path / "evaluation" / "evaluation.json", models=models)
     expect(check_loss_curves, "heldout_loss_differs", difference=0.3)

@@ -107,7 +107,7 @@ def test_a_larger_batch_is_what_weak_scaling_asks_for_and_nothing_else_may_diffe
     ],
 )
 def test_cells_may_differ_in_versions_and_options_and_starts_of_one_cell_may_not(
-    changed, other, right, params, tmp_path, find
+    changed, other, right, params, tmp_path, find, collect
 ):
     """A launch that went on after `pip install`, and blocks that were timed before it."""
     own = right | {"packages": {"deepspeed": "1.0"}, "options": {"stage": 1}}
@@ -115,7 +115,7 @@ def test_cells_may_differ_in_versions_and_options_and_starts_of_one_cell_may_not
         edit_segment(tmp_path, "2proc", part, settings=[own])
     write_blocks(tmp_path, settings={"1proc": [right], "2proc": [own]})
     assert find() == []
-    results = collect_results(outputs_of(tmp_path, params))
+    results = collect()
     assert line_of(results, "Versions") == "python 3.11.9, torch 2.15.0, deepspeed 1.0"
     write_blocks(tmp_path, settings={"1proc": [right], "2proc": [own | changed]})
     assert _has(find(), at="2proc, timed blocks", **other)

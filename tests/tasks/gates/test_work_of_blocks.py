@@ -48,12 +48,12 @@ ROWS_OF_ANOTHER, LOSS = block("2proc", 2).rows, block("2proc", 1).loss_sum
     ],
 )
 def test_a_block_that_did_something_else_fails_its_cell_and_one_of_several_ranks_that_alone(
-    tmp_path, params, expect, name, changes, code, numbers
+    tmp_path, expect, name, changes, code, numbers, read
 ):
     one = arm_blocks(name)
     one.blocks[0] = BlockWork(**dict(one.blocks[0]) | changes)
     write_blocks(tmp_path, one)
-    found = check_block_work(outputs_of(tmp_path, params), "2proc")
+    found = check_block_work(read(), "2proc")
     assert found.verdict == "failed"
     told = {problem.code: problem.numbers for problem in found.problems if problem.numbers["arm"] == name}
     assert (code in told, told[code] | numbers) == (True, told[code])
@@ -80,10 +80,12 @@ def test_gradients_in_16_bit_have_half_the_bytes_where_torch_recorded_them(tmp_p
         ({"num_micro_batches": 16, "grad_norm_sum": 2.6}, "other_gradient"),
     ],
 )
-def test_where_ranks_normalise_together_each_has_a_part_of_the_baselines_micro_batch(tmp_path, params, changes, code):
+def test_where_ranks_normalise_together_each_has_a_part_of_the_baselines_micro_batch(
+    tmp_path, params, changes, code, read
+):
     silent = arm_blocks("2proc, no communication", turn=None, num_micro_batches=16)
     write_blocks(tmp_path, arm_blocks("2proc", turn=None, **changes), silent)
-    outputs = outputs_of(tmp_path, params)
+    outputs = read()
     told = outputs.params
     first = told.cells["1proc"].model_copy(update={"micro_batch_size": 2 * told.train.micro_batch_size})
     model = told.model.model_copy(update={"norm": "sync_batch"})
@@ -102,7 +104,7 @@ def _widen(name, **changes):
     return arm
 
 
-def test_in_weak_scaling_a_step_has_the_rows_of_as_many_samples_in_the_order_of_the_training(tmp_path, params):
+def test_in_weak_scaling_a_step_has_the_rows_of_as_many_samples_in_the_order_of_the_training(tmp_path, read):
     for changes, code in (
         ({}, None),
         ({"rows": ROWS_OF_ANOTHER}, "other_rows"),
@@ -112,5 +114,5 @@ def test_in_weak_scaling_a_step_has_the_rows_of_as_many_samples_in_the_order_of_
     ):
         wide = [_widen(name, **changes) for name in ("2proc", "2proc, no communication")]
         write_blocks(tmp_path, *wide, of_2proc={"global_batch_size": 8})
-        found = check_block_work(outputs_of(tmp_path, params), "2proc")
+        found = check_block_work(read(), "2proc")
         assert code in {one.code for one in found.problems} or require(found, "passed", batch=8)

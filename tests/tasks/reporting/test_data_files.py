@@ -3,7 +3,6 @@ import csv
 import pytest
 
 from tasks.reporting import data_files
-from tests.tasks.reporting.comparison import outputs_of
 
 
 def rows_of(path):
@@ -11,8 +10,8 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-def test_losses_csv_has_one_line_per_cell_and_step(tmp_path, params):
-    data_files.write_losses(tmp_path / "losses.csv", outputs_of(tmp_path, params))
+def test_losses_csv_has_one_line_per_cell_and_step(tmp_path, read):
+    data_files.write_losses(tmp_path / "losses.csv", read())
     rows = [(row["cell"], row["step"], row["loss"]) for row in rows_of(tmp_path / "losses.csv")]
     assert rows[:2] == [("1proc", "1", "4.0"), ("1proc", "2", "3.9")]
     assert rows[4:] == [("2proc", "1", "4.0"), ("2proc", "2", "3.9"), ("2proc", "3", "3.8"), ("2proc", "4", "3.7")]

@@ -71,14 +71,14 @@ def test_one_bad_cell_of_three_withholds_its_own_speedup_only_and_in_every_outpu
 
 @pytest.mark.parametrize("is_checked", [False, True])
 def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_speedup_stands(
-    tmp_path, params, is_checked
+    tmp_path, is_checked, collect
 ):
     write_measurement(tmp_path)
     drop_updates(tmp_path, "2proc")
     if is_checked:
         unchecked = make_checked_update(3, verdict="not checked", problem="too much noise")
         edit_segment(tmp_path, "2proc", "8-16", checked_updates=[unchecked])
-    results = collect_results(outputs_of(tmp_path, params))
+    results = collect()
     assert [cell.standing.state for cell in results.cells] == ["proven", "unproven"]
     (found,) = [one for gate in results.gates for one in gate.findings if one.outcome == "not checked"]
     assert found.code == "no_update_checked"
@@ -134,11 +134,11 @@ def _with_verdict(gate, cell, verdict):
     return gate.model_copy(update={"findings": findings})
 
 
-def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is_proven(tmp_path, params):
+def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is_proven(tmp_path, read, collect):
     owed = [check.name for check in CHECKS + CHECKS_OF_BLOCKS if check.is_owed_by_several_ranks]
     assert owed == ["Update equivalence", "Gradients were synchronised", "Same parameters on all ranks"]
     write_measurement(tmp_path)
-    outputs = outputs_of(tmp_path, params)
+    outputs = read()
     silent = Check(name="Silent", question="?", find=lambda *_: None, is_owed_by_several_ranks=True)
     found = silent.judge(outputs, "2proc")
     assert found.verdict == "not checked"
@@ -147,7 +147,7 @@ def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is
     assert Check(name="Silent", question="?", find=lambda *_: None).judge(outputs, "2proc") is None
     measured = MeasurementFile.read(tmp_path / "measurements")
     measured.model_copy(update={"blocks": []}).write(tmp_path / "measurements")
-    results = collect_results(outputs_of(tmp_path, params))
+    results = collect()
     assert [cell.standing.state for cell in results.cells] == ["unproven"] * 2
     assert set(results.cells[1].standing.gates) == {
         "Timed rows are typical", "Timed blocks did the work", "Baseline is not slowed",
