@@ -1,8 +1,10 @@
-"""Which processes are left of something that was started: told by a mark in their environment, not by name."""
+"""A program run to its end; and which processes are left of one: told by a mark in their environment, not by name."""
 
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +42,16 @@ def read_words(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.cmdline()
     return []
+
+
+def run_python(
+    *words: object, folder: Path | None = None, timeout: float | None = None, **changes: str
+) -> "subprocess.CompletedProcess[str]":
+    """Return how `python WORDS` ended in the folder, with these changes of its environment, and what it said."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)], cwd=folder, env=os.environ | changes, capture_output=True, text=True,
+        timeout=timeout,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

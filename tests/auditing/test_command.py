@@ -1,14 +1,13 @@
 """`make audit` from outside: under torchrun, on scripts that nobody has prepared, well behaved and not."""
 
 import json
-import os
-import subprocess
 import sys
 
 import psutil
 import pytest
 
 from tests.conftest import PROJECT
+from tests.processes import run_python
 
 _STEPS = """
 import os, subprocess, sys, time
@@ -84,14 +83,9 @@ accelerator.end_training()
 
 def _audit(folder, script, **asked):
     (folder / "a script.py").write_text(script)
-    environment = {
-        **os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "FOLDER": str(folder), "LAUNCHES": "1",
-        "SPEED": "1",
-        "TMPDIR": str(folder), "INTERPRETER": sys.executable, **asked,
-    }  # fmt: skip
-    return subprocess.run(
-        [sys.executable, "-m", "ddp_audit"], cwd=folder, env=environment, text=True, capture_output=True
-    )
+    told = {"OMP_NUM_THREADS": "1", "LAUNCHES": "1", "SPEED": "1", "INTERPRETER": sys.executable}
+    told |= dict.fromkeys(["FOLDER", "TMPDIR"], str(folder)) | {"PYTHONPATH": str(PROJECT)}
+    return run_python("-m", "ddp_audit", folder=folder, **told | asked)
 
 
 def _read_output(folder, name):

@@ -3,8 +3,6 @@
 import copy
 import io
 import resource
-import subprocess
-import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +12,7 @@ from ruamel.yaml import YAML
 from tests.conftest import PROJECT
 from tests.extras import skip_without
 from tests.hostile.conftest import check_params, require_one_line
+from tests.processes import run_python
 from tests.tasks.test_params import CLASSES, GOOD, IMAGES, LORA
 
 REST = """\
@@ -138,11 +137,10 @@ def test_any_value_anywhere_is_accepted_or_refused_in_one_line(content):
 @pytest.mark.parametrize("content", [_break("every section", "python call"), FILES["billion laughs"]])
 def test_the_command_itself_ends_with_2_within_two_seconds(content, tmp_path):
     (tmp_path / "params.yaml").write_bytes(content)
-    command = [sys.executable, "-m", "flows.command", "params"]
     # Of the processor: other work on the machine is not the command's. Two on the machine of docs/faults.md; an import
     # of torch alone takes more than the rest of what is allowed here.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python("-m", "flows.command", "params", folder=tmp_path)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     require_one_line(done.stderr)
     assert (done.returncode, done.stdout) == (2, "")
@@ -163,14 +161,7 @@ def test_what_is_no_file_of_ones_own_is_refused(kind, tmp_path):
         os.mkfifo(file)
     elif kind == "link out of the folder":
         file.symlink_to("/dev/zero")
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.command", "params"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_python("-m", "flows.command", "params", folder=tmp_path, timeout=120)
     assert done.returncode == 2
     assert "no such file" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -3,10 +3,7 @@
 import io
 import json
 import os
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.conftest import PROJECT
 from tests.hostile.payloads import saved, with_entries
+from tests.processes import run_python
 from tests.tiny import make_tiny_model
 
 MAX_SECONDS = 20.0
@@ -152,9 +151,7 @@ def met(tmp_path_factory):
     for make in (_models, _archives, _data_sets, _yaml):
         make(folder)
     workspace = tmp_path_factory.mktemp("project")
-    command = [sys.executable, "-m", "tests.hostile.bombs", str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    done = subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True, check=False)
+    done = run_python("-m", "tests.hostile.bombs", folder, folder=workspace, PYTHONPATH=str(PROJECT))
     assert done.returncode == 0, done.stderr[-3000:]
     return {answer["bomb"]: answer for answer in map(json.loads, done.stdout.splitlines())}
 

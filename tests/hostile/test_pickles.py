@@ -1,11 +1,8 @@
 """No pickle is ever executed: every payload touches a canary if it is, and the canary is never there."""
 
 import json
-import os
 import pickle
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +17,7 @@ from tasks.data.sources.row_store import store_rows
 from tasks.params.sources import DatasetParams, ModelParams
 from tasks.process.failure import DataError, ExitCode
 from tests.hostile.payloads import in_tar, plain, saved, saved_as_before, touching, with_entries
+from tests.processes import run_python
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.data.batches import open_slice
 from training.model.weights import load_tensors
@@ -158,9 +156,8 @@ def _launch(config, folder):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    environment = {**os.environ, **rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "training", "--config", str(folder / "config.json")]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return run_python("-m", "training", "--config", folder / "config.json", **rank)
 
 
 def _forge_receipt(folder):

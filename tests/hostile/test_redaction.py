@@ -3,14 +3,13 @@
 import base64
 import json
 import os
-import subprocess
-import sys
 from urllib.parse import quote
 
 import pytest
 
 from ddp_audit.process.redaction import MAX_CHARACTERS, redact
 from tests.canaries import SECRETS, WORD
+from tests.processes import run_python
 
 TOKEN = SECRETS["HF_TOKEN"]
 
@@ -140,10 +139,7 @@ exit_with_one_line(command, name="stage")
     ids=["one line", "traceback"],
 )
 def test_a_command_that_fails_with_a_secret_in_hand_says_none_and_not_much(ending, code):
-    body = _BODY.replace("ENDING", ending)
-    done = subprocess.run(
-        [sys.executable, "-c", body], env={**os.environ, **SECRETS}, capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", _BODY.replace("ENDING", ending), **SECRETS)
     assert done.returncode == code
     assert WORD not in done.stderr + done.stdout
     assert done.stderr.count("hf_***") >= 4
@@ -158,7 +154,7 @@ def test_the_codes_of_a_terminal_in_a_line_are_shown_not_obeyed():
         "def command(): raise DataError('\\x1b[2Jgone \\u202e \\x00')\n"
         "exit_with_one_line(command, name='stage')"
     )
-    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, check=False)
+    done = run_python("-c", body)
     assert done.stderr == "stage: \\x1b[2Jgone \\u202e \\x00\n"
 
 
@@ -172,14 +168,7 @@ def test_a_rank_that_fails_with_a_secret_in_hand_says_none_and_not_much(tmp_path
         "sys.argv = ['training', '--config', 'x']\n"
         "sys.exit(rank.main())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", body],
-        cwd=tmp_path,
-        env={**os.environ, **SECRETS},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", body, folder=tmp_path, **SECRETS)
     assert done.returncode == 6
     said = done.stderr + (tmp_path / "steps.jsonl").read_text()
     assert WORD not in said

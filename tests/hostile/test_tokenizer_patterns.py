@@ -1,9 +1,8 @@
 """A tokenizer whose pattern panics, or never ends, on a text of the data set: one line and exit code 3, in time."""
 
-import subprocess
-import sys
-
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from tests.processes import run_python
 
 BODY = """
 import sys
@@ -24,8 +23,7 @@ def _tokenise(folder, pattern, text, *, seconds):
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "u": 1}, unk_token="u"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
-    command = [sys.executable, "-c", BODY, str(folder / "tokenizer.json"), text, str(seconds)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run_python("-c", BODY, folder / "tokenizer.json", text, seconds, timeout=60)
 
 
 def test_a_pattern_that_panics_is_one_line(tmp_path):

@@ -3,13 +3,12 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from tests.conftest import PROJECT
 from tests.phantom.cards import CARDS
+from tests.processes import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -54,10 +53,7 @@ def fingerprint(tmp_path, monkeypatch, on_phantom):
             monkeypatch.setenv(name, value)
         names = ("machine", "sources", "trial", "stages")
         words = [word for name in names for word in (f"--{name}", f"{name}.json")]
-        return subprocess.run(
-            [sys.executable, "-m", "tasks.fingerprint", *words],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return run_python("-m", "tasks.fingerprint", *words, folder=tmp_path)
 
     return run
 

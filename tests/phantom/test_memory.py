@@ -1,17 +1,15 @@
 """What a training of true models takes of a card, as torch's own allocator has it, and as a rehearsal foretells it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tasks.machine.gpu_checks import compute_needed_gib
-from tests.conftest import PROJECT
 from tests.gpu.steps import read_told
 from tests.phantom.cards import CARDS, CONTEXT_BYTES
 from tests.phantom.counts import read_counts
 from tests.phantom.true_models import MODELS, NUM_PARAMETERS, make_true_case
+from tests.processes import run_python
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import facts_of, start_ranks
 from training.rehearsal.rehearsed_step import rehearse_step
@@ -24,8 +22,7 @@ _BYTES_PER_PARAMETER = 16
 
 
 def _measure(folder, model="Qwen2-0.5B", **changes):
-    command = [sys.executable, "-m", "tests.phantom.memory", str(folder), model, json.dumps(changes)]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    done = run_python("-m", "tests.phantom.memory", folder, model, json.dumps(changes))
     assert done.returncode == 0, done.stderr[-4000:]
     assert "phantom:" not in done.stderr
     return json.loads(done.stdout)

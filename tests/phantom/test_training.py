@@ -1,13 +1,10 @@
 """Whole trainings on cards that are not there: torch's own NCCL process group, allocator, streams and sync check."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tasks.data.sources.image_models import write_image_network
-from tests.conftest import PROJECT
 from tests.extras import skip_without
 from tests.gpu.steps import NUM_STEPS, WORKLOADS
 from tests.images import CLASS_NAMES
@@ -15,6 +12,7 @@ from tests.phantom.cards import CARDS
 from tests.phantom.counts import read_counts
 from tests.phantom.steps import A_WAIT
 from tests.phantom.test_fingerprint import SLICE
+from tests.processes import run_python
 from tests.tiny import make_config, make_tiny_workload
 from tests.training.conftest import facts_of, start_ranks, weights_at_end
 
@@ -128,9 +126,8 @@ def test_ranks_on_a_slice_of_a_card_train_to_their_checkpoint_and_record_its_nam
 
 def test_no_step_waits_for_the_device(on_phantom, tmp_path):
     on_phantom()
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.phantom.steps", tmp_path], cwd=PROJECT, capture_output=True, text=True, check=True
-    )  # fmt: skip
+    done = run_python("-m", "tests.phantom.steps", tmp_path)
+    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found.pop(A_WAIT) == "called a synchronizing CUDA operation"
     # One process and ddp in each precision, what shares the state out in one.

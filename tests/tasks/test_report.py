@@ -1,12 +1,9 @@
 """The stage as a whole: what is withheld in all of its files, and what ends it."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 from tasks.report import make_report
+from tests.processes import run_python
 from tests.tasks.reporting.comparison import edit_segment, outputs_of, write_comparison
 from tests.tasks.reporting.measured import write_measurement
 
@@ -20,10 +17,7 @@ MEASURED_FIGURES += ["19.0 %", "2.34x", "2.3448"]
 
 
 def run_stage(folder, *arguments):
-    project = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tasks.report", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return run_python("-m", "tasks.report", *arguments, folder=folder, OMP_NUM_THREADS="1")
 
 
 def what_is_read(path):

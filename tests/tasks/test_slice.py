@@ -51,7 +51,7 @@ def write_rows(texts):
 @pytest.fixture
 def run_stage(tiny_qwen2):
     """Cut these ranges and return the manifest."""
-    return lambda *ranges, heldout: cut(ask(ranges=ranges, heldout=heldout), tiny_qwen2)
+    return lambda *ranges, heldout: cut(ask(ranges=list(ranges), heldout=heldout), tiny_qwen2)
 
 
 def rows_of(part):

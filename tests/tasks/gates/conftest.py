@@ -3,13 +3,14 @@
 import pytest
 
 
-def require(found, code, *, verdict="failed", within=1e-6, **numbers):
+def require(found, /, code, *, verdict="failed", within=1e-6, **numbers):
     """Fail unless it is a finding of this code and these numbers, with this verdict unless it passed; None: of none."""
     if code is None:
         assert found is None
         return None
     assert (found.verdict, found.code) == ("passed" if code == "passed" else verdict, code), found.compared
-    assert {name: found.numbers[name] for name in numbers} == pytest.approx(numbers, rel=within)
+    for name, number in numbers.items():
+        assert found.numbers[name] == (pytest.approx(number, rel=within) if isinstance(number, int | float) else number)
     return found
 
 

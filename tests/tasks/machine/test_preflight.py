@@ -16,6 +16,7 @@ from tasks.machine.preflight import judge_checks, run_preflight
 from tasks.params import load_params
 from tasks.records.measurement import Preflight, PreflightCheck
 from tests.machines import make_machine
+from tests.processes import run_python
 
 SPIN = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
 MACHINE = make_machine()
@@ -35,8 +36,7 @@ def stranger():
         f"print(subprocess.Popen([sys.executable, '-c', {SPIN!r}], start_new_session=True,\n"
         "      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
     )
-    done = subprocess.run([sys.executable, "-c", orphaning], capture_output=True, text=True, check=True)
-    pid = int(done.stdout)
+    pid = int(run_python("-c", orphaning).stdout)
     yield pid
     os.kill(pid, signal.SIGKILL)
 

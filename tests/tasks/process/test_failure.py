@@ -1,14 +1,13 @@
 """One line and an exit code for what a user can mend; a traceback for what only we can."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.processes import run_python
 
 
 def _end(body):
     code = f"from tasks.process.failure import *\ndef command():\n    {body}\nexit_with_one_line(command, name='stage')"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return run_python("-c", code)
 
 
 @pytest.mark.parametrize(

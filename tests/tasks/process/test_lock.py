@@ -14,6 +14,7 @@ import pytest
 
 from tasks.process.failure import ExitCode, ResourceError
 from tasks.process.lock import is_taken, lock_machine, lock_workspace, make_lock_name
+from tests.processes import run_python
 
 HOLD = (
     "from tasks.process.lock import lock_machine\n"
@@ -58,7 +59,7 @@ def test_a_lock_that_this_process_has_is_not_asked_for_again_and_is_freed_once()
     with lock_machine("outer"):
         with lock_machine("inner"):
             pass
-        refused = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True, check=False)
+        refused = run_python("-c", HOLD)
         assert f"outer, pid {os.getpid()} on " in refused.stderr
     assert _holder().communicate("\n")
 
@@ -102,12 +103,12 @@ def _lock_of_nobody():
 def test_another_users_training_costs_a_warning_and_our_own_is_still_alone(caplog):
     with _held_by_nobody() as other, lock_machine("ours"):
         assert "ours: another comparison may be training on this machine (of the user nobody)" in caplog.text
-        refused = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True, check=False)
+        refused = run_python("-c", HOLD)
         assert f"ours, pid {os.getpid()} on " in refused.stderr
         other.send("end")
         while is_taken(_lock_of_nobody()):
             time.sleep(0.01)
-        refused = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True, check=False)
+        refused = run_python("-c", HOLD)
         assert f"ours, pid {os.getpid()} on " in refused.stderr
 
 

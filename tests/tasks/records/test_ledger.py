@@ -1,8 +1,5 @@
 """What a ledger comes to, and how two differ: recomputed by counting."""
 
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
@@ -10,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.records.ledger import Samples, compare_rows, compare_steps, digest_rows, make_ledger
+from tests.processes import run_python
 
 entries = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), max_size=40)
 rows = st.lists(st.integers(0, 12), max_size=30)
@@ -91,9 +89,6 @@ print(*(one.outcome for one in found), *totals, tokens[0]["expected"], resident_
 
 
 def test_ledgers_of_a_million_samples_are_compared_in_the_memory_of_a_few(project, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(project)}
-    command = [sys.executable, "-c", _MILLION]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    *found, mib = done.stdout.split()
+    *found, mib = run_python("-c", _MILLION, folder=tmp_path, PYTHONPATH=str(project)).stdout.split()
     assert found == ["passed", "passed", "passed", "8000000", "8000000", "8000000"]
     assert float(mib) < 40, mib  # the two ledgers are 31 MiB, read whole and sorted they took 77

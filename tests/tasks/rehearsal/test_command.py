@@ -1,15 +1,13 @@
 """`python -m tasks.rehearsal`: what it prints, and its exit codes."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from tasks.params import load_params
 from tests.conftest import PROJECT
 from tests.hub_server import HubServer
+from tests.processes import run_python
 from tests.tiny import make_tiny_model
 from tests.warm.sources import link_sources
 
@@ -24,9 +22,7 @@ def _run(folder, gpu, *options, price="null", preset="qwen2-arxiv", more_cells="
     text = text.replace("micro_batch_size: auto", "micro_batch_size: 16")
     text = text.replace("price_per_gpu_hour: null", f"price_per_gpu_hour: {price}\n  price_date: '2026-11-01'")
     (folder / "params.yaml").write_text(text.replace("\n  2gpu:", f"{more_cells}\n  2gpu:"))
-    command = [sys.executable, "-m", "tasks.rehearsal", gpu, *options]
-    environment = {**os.environ, "COLUMNS": "200", **given}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+    return run_python("-m", "tasks.rehearsal", gpu, *options, folder=folder, **{"COLUMNS": "200", **given})
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,8 @@
 """`make diff`: two results.json side by side."""
 
-import subprocess
-import sys
-
 from tasks.reporting.diff import render_diff
 from tasks.reporting.results import write_results
-from tests.conftest import PROJECT
+from tests.processes import run_python
 from tests.tasks.reporting.measured import arm, estimate, measure_again, measurement
 from tests.tasks.reporting.rendered import lacks
 
@@ -54,18 +51,14 @@ def test_speedups_against_another_baseline_are_not_divided(measured_results):
 def test_the_command_writes_markdown_and_a_page_and_names_what_is_missing(
     measured_results, withheld_measured_results, tmp_path
 ):
-    def run_diff(*words):
-        command = [sys.executable, "-m", "tasks.reporting.diff", *words]
-        return subprocess.run(command, cwd=PROJECT, text=True, capture_output=True)
-
     files = [tmp_path / "before.json", tmp_path / "now.json"]
     write_results(files[0], measured_results)
     write_results(files[1], withheld_measured_results)
     page = tmp_path / "diff.html"
-    ran = run_diff(*map(str, files), "--page", str(page))
+    ran = run_python("-m", "tasks.reporting.diff", *files, "--page", page)
     assert ran.returncode == 0, ran.stderr
     assert "| 2proc | speedup | 1.62x (1.58 to 1.66) | withheld |  |" in ran.stdout
     assert "<h1>by-hand and by-hand</h1>" in page.read_text()
-    ran = run_diff(str(files[0]), str(tmp_path))
+    ran = run_python("-m", "tasks.reporting.diff", files[0], tmp_path)
     assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
     assert f"got '{tmp_path}', which is no file" in ran.stderr

@@ -1,15 +1,13 @@
 import importlib.metadata
 import itertools
-import os
 import re
-import subprocess
-import sys
 from collections import Counter, defaultdict
 
 import pytest
 
 from tasks.data.builtin import corpus
 from tasks.params.sources import BUILTIN_MAX_ROWS
+from tests.processes import run_python
 
 HASH_OF_ROWS = """
 import hashlib, itertools
@@ -52,14 +50,7 @@ def test_asking_for_more_rows_changes_no_earlier_one(rows):
 
 def test_rows_depend_neither_on_the_hash_seed_nor_on_the_current_folder(tmp_path, project):
     digests = {
-        subprocess.run(
-            [sys.executable, "-c", HASH_OF_ROWS],
-            cwd=folder,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(project)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        run_python("-c", HASH_OF_ROWS, folder=folder, PYTHONHASHSEED=seed).stdout
         for seed, folder in (("1", project), ("2", tmp_path))
     }
     assert len(digests) == 1

@@ -2,8 +2,6 @@
 
 import os
 import pickle
-import subprocess
-import sys
 import time
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from tasks.ranks.launchers.torchrun import start
 from tests.hostile.payloads import touching
 from tests.listeners import Listeners
-from tests.processes import new_mark, none_left_of
+from tests.processes import new_mark, none_left_of, run_python
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.process.files import write_json
 
@@ -84,7 +82,7 @@ def _wait_for_step(launch, work, *, at_least):
 def _ports_that_take(value, listeners):
     """Return the ports at which a store of torch takes the value, under every key that there is."""
     ports = [listener.address.rpartition(":")[2] for listener in listeners]
-    done = subprocess.run([sys.executable, "-c", WRITING, value.hex(), *ports], capture_output=True, text=True)
+    done = run_python("-c", WRITING, value.hex(), *ports)
     return [int(port) for port in done.stdout.split()]
 
 
@@ -116,5 +114,5 @@ def test_no_other_user_gets_at_the_files_in_which_ranks_meet(launch, tmp_path):
         if above.is_relative_to(tmp_path.parent.parent):
             above.chmod(0o755)
     for user, found in ((os.geteuid(), "['ranks', 'torchrun']"), (NOBODY, "refused")):
-        done = subprocess.run([sys.executable, "-c", READING, folder, str(user)], capture_output=True, text=True)
+        done = run_python("-c", READING, folder, user)
         assert done.stdout.strip() == found, done.stderr
