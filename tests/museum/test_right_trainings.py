@@ -32,9 +32,6 @@ _CASES = {
     ),
     "weak scaling, timed": (Size(num_rows=(61, 29), measure=(*_MEASURE, ("scaling", "weak"))), _DDP),
     "shards and stages, timed": (Size(measure=_MEASURE), _SHARED),
-    # As chaotic as they come: ResNet18 with SGD in fp32 and fast mode.
-    "images": (Size(workload="image_classification", num_rows=(45, 13)), _DDP),
-    "classes": (Size(workload="sequence_classification"), _DDP),
 }  # fmt: skip
 _OWED = (
     "Update equivalence", "Gradients were synchronised", "Same parameters on all ranks", "Every sample exactly once",
