@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.reporting.collect import collect_results
 from tasks.reporting.history_file import add_history
-from tests.tasks.reporting.comparison import PARAMS, edit_json, edit_segment, outputs_of, write_comparison
+from tests.tasks.reporting.comparison import PARAMS, THREE_CELLS, edit_json, edit_segment, outputs_of, write_comparison
 from tests.tasks.reporting.measured import (
     advice,
     arm,
@@ -55,9 +55,8 @@ def _measure_nothing(folder: Path) -> dict[str, Any]:
 
 def _measure_three(folder: Path) -> dict[str, Any]:
     """One of three cells has too few CPUs; the others say all that a report can have a line of."""
-    cells = PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}
     seconds = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4], "4proc": [2.5, 1.5]}
-    params = write_comparison(folder, params=PARAMS | {"cells": cells, "cost": _PRICE}, seconds=seconds)
+    params = write_comparison(folder, params=THREE_CELLS | {"cost": _PRICE}, seconds=seconds)
     one, four = arm("1proc", 1), arm("4proc", 4, seconds=0.025)
     write_measurement(folder, measurement(one, arm("2proc", 2), four))
     outputs = outputs_of(folder, params)

@@ -1,25 +1,13 @@
 """What processes did on the phantom's cards, read from what each has left in a folder."""
 
 import array
-from dataclasses import dataclass
+from collections import namedtuple
 
 from tests.phantom.cards import COUNTED, COUNTED_BY_DEVICE, NUM_DEVICES, count_places
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counts:
+class Counts(namedtuple("_Counts", ("pid", *COUNTED, *COUNTED_BY_DEVICE))):
     """Of one process; what the names mean stands in tests/phantom/cards.py."""
-
-    pid: int
-    waits: int
-    launches: int
-    collectives: int
-    plans: int
-    device_allocations: int
-    host_allocations: int
-    touched: tuple[int, ...]
-    held_bytes: tuple[int, ...]
-    highest_bytes: tuple[int, ...]
 
     @property
     def devices(self):
@@ -35,9 +23,6 @@ def read_counts(folder):
 def _read(path):
     numbers = array.array("q", path.read_bytes())
     assert len(numbers) == count_places(), f"{path}: {len(numbers)} numbers"
-    single = dict(zip(COUNTED, numbers, strict=False))
-    rest = numbers[len(COUNTED) :]
-    parts = {
-        name: tuple(rest[turn * NUM_DEVICES : (turn + 1) * NUM_DEVICES]) for turn, name in enumerate(COUNTED_BY_DEVICE)
-    }
-    return Counts(pid=int(path.name), **single, **parts)
+    first = len(COUNTED)
+    parts = (tuple(numbers[at : at + NUM_DEVICES]) for at in range(first, len(numbers), NUM_DEVICES))
+    return Counts(int(path.name), *numbers[:first], *parts)

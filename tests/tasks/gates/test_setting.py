@@ -8,7 +8,14 @@ import pytest
 from tasks.gates.setting import find_setting_problems
 from tasks.reporting.collect import collect_results
 from tests.tasks.reporting.blocks import RANGES, write_blocks
-from tests.tasks.reporting.comparison import PARAMS, edit_json, edit_segment, outputs_of, setting_of, write_comparison
+from tests.tasks.reporting.comparison import (
+    THREE_CELLS,
+    edit_json,
+    edit_segment,
+    outputs_of,
+    setting_of,
+    write_comparison,
+)
 from tests.tasks.reporting.rendered import lacks, line_of
 
 
@@ -163,8 +170,8 @@ def test_what_python_ran_at_its_start_is_held_machine_by_machine(params, tmp_pat
 
 def test_a_machine_without_the_baseline_is_held_between_the_others_and_both_fail(tmp_path):
     """Which of the two ran what it should not have nobody knows."""
-    cells = PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}
-    params = write_comparison(tmp_path, params=PARAMS | {"cells": cells}, seconds={cell: [6.0, 4.0] for cell in cells})
+    seconds = {cell: [6.0, 4.0] for cell in THREE_CELLS["cells"]}
+    params = write_comparison(tmp_path, params=THREE_CELLS, seconds=seconds)
     ran = {"1proc": {"first": DEBIANS}, "2proc": {"first": DEBIANS, "second": OWN}}
     _judge_starts(tmp_path, params, **ran, **{"4proc": dict.fromkeys(["first", "second"], DEBIANS)})
     for cell, codes in (("1proc", set()), ("2proc", {"other_start"}), ("4proc", {"other_start"})):

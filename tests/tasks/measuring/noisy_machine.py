@@ -25,6 +25,16 @@ _JITTER = 0.04
 _MEAN_STALL_SECONDS = 0.3
 
 
+def make_block(steps=((1.0,) * 4,), **changes):
+    """Return a timed block of these seconds of steps, of each rank."""
+    steps = np.array(steps)
+    made = {
+        "arm": "1proc", "turn": 1, "launch": 1, "step_seconds": steps, "seconds": float(steps.mean(axis=1).max()),
+        "data_wait_seconds": 0.0, "num_tokens": 1, "positions_by_rank": [1], "num_samples": 1,
+    }  # fmt: skip
+    return Timed(**made | changes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
     """What happens to a step; several may happen at once."""
@@ -125,11 +135,7 @@ class NoisyMachine:
         others = float(steps @ [share for _, share in found] / steps.sum()) + abs(float(self._random.normal(0, 0.008)))
         if self.trouble.background:
             others += max(float(self._random.normal(self.trouble.background, 0.015)), 0.0)
-        return Timed(
-            arm=name, turn=self._turn, launch=self._launch, step_seconds=steps[None, :], seconds=float(steps.mean()),
-            data_wait_seconds=0.0, num_tokens=1, positions_by_rank=[1], num_samples=1,
-            others_share=others,
-        )  # fmt: skip
+        return make_block([steps], arm=name, turn=self._turn, launch=self._launch, others_share=others)
 
     def _true_seconds(self, place):
         return _STEP_SECONDS / (self.speedup if place else 1.0)

@@ -11,8 +11,15 @@ from tasks.measuring.arms import Arm, Cell
 from tasks.measuring.bench import Bench
 from tasks.measuring.speedups import measure_speedups
 from tasks.measuring.timed_comparison import TimedComparison, select_turns_for
-from tasks.measuring.turns import Timed, TimedTurns, is_quiet
-from tests.tasks.measuring.noisy_machine import HIDDEN_TROUBLES, TROUBLES, NoisyMachine, Trouble, measure_row
+from tasks.measuring.turns import TimedTurns, is_quiet
+from tests.tasks.measuring.noisy_machine import (
+    HIDDEN_TROUBLES,
+    TROUBLES,
+    NoisyMachine,
+    Trouble,
+    make_block,
+    measure_row,
+)
 from training.record.cpu_use import compute_others_share
 
 NUM_EXPERIMENTS = 80
@@ -35,14 +42,6 @@ def _measure_on(machine, arms=ARMS, *, seed=1, half_width=0.07, max_seconds=90.0
         arms, machine, half_width=half_width, max_seconds=max_seconds, burn_in_seconds=burn_in_seconds,
         most_share=0.05, of=_get_seconds, seed=seed, advance=lambda _: None, clock=lambda: machine.now,
     )  # fmt: skip
-
-
-def _make_block(**changes):
-    made = {
-        "arm": "1proc", "turn": 1, "launch": 1, "step_seconds": np.ones((1, 4)), "seconds": 1.0,
-        "data_wait_seconds": 0.0, "num_tokens": 1, "positions_by_rank": [1], "num_samples": 1,
-    }  # fmt: skip
-    return Timed(**made | changes)
 
 
 def test_the_interval_covers_the_truth_whatever_is_shown_or_there_is_none():
@@ -150,11 +149,11 @@ def test_the_share_of_others_leaves_out_what_the_ranks_take_from_each_other():
 def test_a_block_whose_machine_tells_nothing_counts():
     timed_turns = TimedTurns()
     for turn, share in enumerate((None, 0.01, 0.5)):
-        timed_turns.add(_make_block(turn=turn, others_share=share))
+        timed_turns.add(make_block(turn=turn, others_share=share))
     assert list(timed_turns.select_quiet(0.05).turns) == [0, 1]
     assert not timed_turns.select_quiet(0.05, fewest_of_launch=3).turns
     assert list(itertools.chain(*timed_turns.list_by_launch("1proc"))) == [1.0] * 3
-    beside_another = _make_block(others_share=0.0, has_others_on_gpu=True)
+    beside_another = make_block(others_share=0.0, has_others_on_gpu=True)
     assert [is_quiet(beside_another, most) for most in (0.05, 1.0)] == [False, True]
 
 
@@ -192,6 +191,6 @@ def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside(monkeypa
     for turn, arm in itertools.product(range(8), [*comparison.arms, *comparison.counterfactuals]):
         # The four ranks are disturbed in every turn but the first five, the two in the last.
         share = 0.5 if (arm.cell == four.name and turn > 4) or (arm.cell == two.name and turn == 7) else 0.0
-        timed_turns.add(_make_block(arm=arm.name, turn=turn, others_share=share))
+        timed_turns.add(make_block(arm=arm.name, turn=turn, others_share=share))
     assert list(select_turns_for(comparison, timed_turns, two).turns) == list(range(7))
     assert list(select_turns_for(comparison, timed_turns, four).turns) == list(range(5))

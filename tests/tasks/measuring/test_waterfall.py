@@ -7,9 +7,10 @@ import pytest
 
 from tasks.measuring import waterfall as waterfall_module
 from tasks.measuring.arms import Cell, make_spreading_arms, make_trained_arm, name_data_arm
-from tasks.measuring.turns import Timed, TimedTurns
+from tasks.measuring.turns import TimedTurns
 from tasks.measuring.waterfall import WAITING, compute_staged_waterfall, compute_waterfall
 from tasks.records.estimate import Estimate
+from tests.tasks.measuring.noisy_machine import make_block
 
 ONE = Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=8)
 FOUR = Cell(name="4gpu", strategy="ddp", world_size=4, global_batch_size=8)
@@ -59,27 +60,24 @@ def timed_turns(lost, *, waits=0.0, positions=(2, 2, 2, 2), shorter=1.0):
     for name, ranks in seconds.items():
         for turn in range(16):
             steps = np.array(ranks)[:, None].repeat(3, axis=1)
-            found.add(
-                Timed(
-                    arm=name,
-                    turn=turn,
-                    launch=1,
-                    step_seconds=steps,
-                    seconds=float(max(ranks)),
-                    num_tokens=round(8 * shorter) if name.startswith(ONE.name) else 8 * FOUR.world_size,
-                    positions_by_rank=list(positions),
-                    num_samples=8,
-                    data_wait_seconds=waits if name == FOUR.name else 0.0,
-                )
+            tokens = round(8 * shorter) if name.startswith(ONE.name) else 8 * FOUR.world_size
+            waited = waits if name == FOUR.name else 0.0
+            block = make_block(
+                steps,
+                arm=name,
+                turn=turn,
+                num_tokens=tokens,
+                positions_by_rank=list(positions),
+                data_wait_seconds=waited,
             )
+            found.add(block)
     return found
 
 
-def fall(lost, *, waits=0.0, is_weak=False, timers=None):
+def fall(lost, *, is_weak=False, timers=None, **timed):
     return compute_waterfall(
-        timed_turns(lost, waits=waits), baseline=ONE, cell=FOUR, has_copy=True, is_weak=is_weak,
-        ddp_timers=timers or {},
-    )  # fmt: skip
+        timed_turns(lost, **timed), baseline=ONE, cell=FOUR, has_copy=True, is_weak=is_weak, ddp_timers=timers or {}
+    )
 
 
 def test_every_part_is_found_and_they_add_up():
@@ -128,23 +126,15 @@ def test_waiting_for_data_in_more_than_a_twentieth_of_the_step_is_data_bound(wai
 
 
 def test_a_first_rank_with_more_than_its_share_of_the_work_is_the_straggler_and_nothing_else():
-    found = compute_waterfall(
-        timed_turns({**LOST, "straggler": 0.0}, positions=[3, 2, 2, 1]), baseline=ONE, cell=FOUR, has_copy=True,
-        is_weak=False, ddp_timers={},
-    )  # fmt: skip
+    found = fall({**LOST, "straggler": 0.0}, positions=[3, 2, 2, 1])
     alone = COMPUTE / 4 + LOST["optimizer"] / 0.75 + LOST["fixed"] / 0.75
     more = 0.5 * (alone + LOST["contention"] + LOST["DDP overhead"])
     assert {part.name: part.seconds.value for part in found.parts} == pytest.approx({**LOST, "straggler": more})
 
 
 def test_in_weak_scaling_a_baseline_of_shorter_rows_is_held_against_as_many_tokens():
-    def ideal(shorter):
-        given = timed_turns(LOST, shorter=shorter)
-        return compute_waterfall(
-            given, baseline=ONE, cell=FOUR, has_copy=True, is_weak=True, ddp_timers={}
-        ).ideal_seconds
-
-    assert ideal(0.5) == pytest.approx(ideal(1.0))
+    short, long = (fall(LOST, is_weak=True, shorter=shorter).ideal_seconds for shorter in (0.5, 1.0))
+    assert short == pytest.approx(long)
     assert fall(LOST, is_weak=True).find_lost_seconds("optimizer") == 0
 
 
@@ -159,13 +149,9 @@ def test_of_stages_the_wait_for_others_and_what_they_take_from_each_other_are_pa
     measured = np.mean(given.list_by_turn(FOUR.name))
     ideal = np.mean(given.list_by_turn(ONE.name)) / 4
     found = compute_staged_waterfall(
-        given,
-        baseline=ONE,
-        cell=staged,
-        waits=[0.010, 0.011, 0.012, 0.013, 0.014],
-        theory="of stages alike 11 %",
+        given, baseline=ONE, cell=staged, waits=[0.010, 0.011, 0.012, 0.013, 0.014], theory="of stages alike 11 %",
         is_weak=False,
-    )
+    )  # fmt: skip
     waiting, contention = found.parts
     assert (waiting.name, contention.name) == (WAITING, "contention")
     assert waiting.seconds.value == pytest.approx(0.012)

@@ -86,15 +86,18 @@ def write_blocks(folder, *changed, speedup=SPEEDUP, of_2proc=None, beside=(), **
     return found
 
 
+def make_steps(seconds, **columns):
+    """Return steps of so many seconds, on 32 positions each."""
+    alike = {
+        "loss": 4.0, "learning_rate": 1e-3, "num_samples": 4, "num_tokens": 16, "num_positions": 32, "num_targets": 16,
+        "other_seconds": 0.0, "others_share": np.nan,
+    }  # fmt: skip
+    made = {name: np.full(len(seconds), value) for name, value in alike.items()}
+    made |= dict.fromkeys(("rank_own_seconds", "rank_own_positions"), np.zeros((len(seconds), 1), dtype=int))
+    return Steps(**{"step": np.arange(len(seconds)) + 1, "seconds": np.asarray(seconds)} | made | columns)
+
+
 def give_steps(outputs, **seconds):
-    """Let the cells' trainings have had steps of so many seconds, on 32 positions each."""
+    """Let the cells' trainings have had steps of so many seconds."""
     for cell, taken in seconds.items():
-        numbers = np.arange(len(taken))
-        outputs.runs[cell].__dict__["steps"] = Steps(
-            step=numbers + 1, loss=np.full(len(taken), 4.0), learning_rate=np.full(len(taken), 1e-3),
-            num_samples=np.full(len(taken), 4), num_tokens=np.full(len(taken), 16),
-            num_positions=np.full(len(taken), 32),
-            num_targets=np.full(len(taken), 16), seconds=np.asarray(taken), other_seconds=np.zeros(len(taken)),
-            rank_own_seconds=np.zeros((len(taken), 1)), rank_own_positions=np.zeros((len(taken), 1), dtype=np.int64),
-            others_share=np.full(len(taken), np.nan),
-        )  # fmt: skip
+        outputs.runs[cell].__dict__["steps"] = make_steps(taken)

@@ -20,6 +20,7 @@ from training.process.files import write_json
 BY_HAND = json.loads(Path(__file__).with_name("by_hand.json").read_text(encoding="utf-8"))
 """What the files hold that no test works out anew."""
 PARAMS = BY_HAND["params"]
+THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
 RANGES = PARAMS["ranges"]
 ROWS_PER_STEP = PARAMS["train"]["global_batch_size"]
 STEPS_PER_SEGMENT = 2
@@ -205,12 +206,10 @@ def record_as(folder, params):
             edit_segment(folder, cell, part, settings=[setting_of(params)])
 
 
-def edit_traffic(folder, cell, part="0-8", *, kind="all_reduce", number=None, num_bytes=None, bucket_bytes=None):
+def edit_traffic(folder, cell, part="0-8", *, kind="all_reduce", bucket_bytes=None, **changes):
     """Change what the ranks of a cell counted of one kind of collective in a segment, and their buckets."""
     facts = json.loads((segment_folder(folder, cell, part) / "segment.json").read_bytes())
-    counted = facts["traffic"].setdefault(kind, {"number": 0, "num_bytes": 0})
-    counted |= {} if number is None else {"number": number}
-    counted |= {} if num_bytes is None else {"num_bytes": num_bytes}
+    facts["traffic"].setdefault(kind, {"number": 0, "num_bytes": 0}).update(changes)
     exchange = facts["exchange"] if bucket_bytes is None else {"bucket_bytes": bucket_bytes}
     edit_segment(folder, cell, part, traffic=facts["traffic"], exchange=exchange)
 

@@ -10,7 +10,7 @@ from tasks.reporting.collect import collect_results
 from tasks.reporting.document import render_model_card
 from tasks.services.tracked import collect_final_figures, make_gate_tags
 from tests.tasks.reporting.comparison import (
-    PARAMS,
+    THREE_CELLS,
     drop_updates,
     edit_json,
     edit_segment,
@@ -21,7 +21,6 @@ from tests.tasks.reporting.comparison import (
 from tests.tasks.reporting.measured import advice, arm, measurement, waterfall, write_measurement
 from tests.tasks.reporting.rendered import html_of, lacks, markdown_of
 
-THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
 SECONDS = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4], "4proc": [2.5, 1.5]}
 
 

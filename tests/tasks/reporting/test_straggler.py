@@ -3,21 +3,15 @@
 import numpy as np
 import pytest
 
-from tasks.records.outputs import Steps
 from tasks.reporting.straggler import find_slowest_rank
+from tests.tasks.reporting.blocks import make_steps
 
 
 def _steps(own, positions=None):
     """Return steps of a second with these own seconds, (steps, ranks)."""
     own = np.asarray(own, dtype=float)
-    zeros = np.zeros(len(own))
-    return Steps(
-        step=zeros, loss=zeros, learning_rate=zeros, num_samples=zeros, num_tokens=zeros, num_positions=zeros,
-        num_targets=zeros,
-        other_seconds=zeros, seconds=np.ones(len(own)), rank_own_seconds=own,
-        rank_own_positions=np.full(own.shape, 100) if positions is None else np.asarray(positions),
-        others_share=zeros,
-    )  # fmt: skip
+    positions = np.full(own.shape, 100) if positions is None else positions
+    return make_steps(np.ones(len(own)), rank_own_seconds=own, rank_own_positions=positions)
 
 
 def test_a_rank_that_takes_twice_as_long_is_named_with_what_the_others_wait():

@@ -5,13 +5,20 @@ import pytest
 from tasks.records.gate import BORNE_OUT, QUIET_TURNS
 from tasks.reporting.collect import collect_results
 from tasks.reporting.verdict import make_verdict
-from tests.tasks.reporting.comparison import PARAMS, drop_updates, edit_json, edit_segment, outputs_of, write_comparison
+from tests.tasks.reporting.comparison import (
+    PARAMS,
+    THREE_CELLS,
+    drop_updates,
+    edit_json,
+    edit_segment,
+    outputs_of,
+    write_comparison,
+)
 from tests.tasks.reporting.measured import arm, estimate, measurement, preflight, with_speedup, write_measurement
 from tests.tasks.reporting.rendered import html_of, lacks, line_of, markdown_of
 
 THREADS = "1proc with 2 threads"
 THREE = {"1proc": 0.12, "2proc": 0.08, "4proc": 0.05}
-THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
 
 
 def results_of(folder, found, params=None):
