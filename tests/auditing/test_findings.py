@@ -117,7 +117,7 @@ def test_of_lightning_is_seen_what_its_callback_says_and_how_often_it_exchanges(
 def test_what_is_no_defect_is_none(audit_script, case):
     audit = audit_script(case["script"], dict(case["edits"]))
     found = ask(audit, _find_question(case))
-    assert found.verdict == "passed", found.compared
+    assert found.outcome == "passed", found.compared
     assert _list_failed(ask_all(audit)) == {}
     assert find_other_gradient(audit, "2proc") is None
 

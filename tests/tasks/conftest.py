@@ -16,7 +16,7 @@ from tests.tiny import with_manifest
 NUM_ROWS = 300
 """Fewer than the product trains its tokenizer on, to save seconds: enough for the whole vocabulary."""
 
-_OTHERS: dict[str, Any] = {"parameter_checksums": ["05" * 8, "bb"]}
+_OTHERS = {"parameter_checksums": ["05" * 8, "bb"]}
 """Of a segment whose ranks differ."""
 
 
@@ -71,6 +71,15 @@ def collect(read):
     return lambda: collect_results(read())
 
 
+def _collect(folder, *, is_measured, **changes):
+    params = write_comparison(folder)
+    if is_measured:
+        write_measurement(folder)
+    if changes:
+        edit_segment(folder, "2proc", "8-16", **changes)
+    return collect_results(outputs_of(folder, params))
+
+
 @pytest.fixture(scope="session")
 def clean_results(tmp_path_factory):
     """The results of the comparison as written, where every gate passes."""
@@ -91,9 +100,5 @@ def measured_results(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def withheld_measured_results(tmp_path_factory):
-    """The results of the same comparison with ranks whose parameters differ."""
-    folder = tmp_path_factory.mktemp("withheld-measured")
-    params = write_comparison(folder)
-    write_measurement(folder)
-    edit_segment(folder, "2proc", "8-16", parameter_checksums=["05" * 8, "bb"])
-    return collect_results(outputs_of(folder, params))
+    """Both."""
+    return _collect(tmp_path_factory.mktemp("withheld-measured"), is_measured=True, **_OTHERS)

@@ -56,7 +56,7 @@ def _change_fields(model, key):
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         # A strategy is a file of the project, which is read.
-        others = [one for one in sorted(STRATEGIES) if one != value] if name == "strategy" else ()
+        others = [one for one in list_strategies() if one != value] if name == "strategy" else ()
         yield (
             f"{key}.{name}",
             model.model_copy(update={name: others[0] if others else _change(value, field.annotation)}),

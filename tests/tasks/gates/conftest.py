@@ -3,12 +3,12 @@
 import pytest
 
 
-def require(found, /, code, *, verdict="failed", within=1e-6, **numbers):
-    """Fail unless it is a finding of this code and these numbers, with this verdict unless it passed; None: of none."""
+def require(found, /, code, *, outcome="failed", within=1e-6, **numbers):
+    """Fail unless it is a finding of this code and these numbers, with this outcome unless it passed; None: of none."""
     if code is None:
         assert found is None
         return None
-    assert (found.verdict, found.code) == ("passed" if code == "passed" else verdict, code), found.compared
+    assert (found.outcome, found.code) == ("passed" if code == "passed" else outcome, code), found.compared
     for name, number in numbers.items():
         assert found.numbers[name] == (pytest.approx(number, rel=within) if isinstance(number, int | float) else number)
     return found

@@ -24,8 +24,8 @@ def make_tuned(times):
         ([], make_tuned(1.05), "passed", {"arms": 3}),
         ([make_arm(WRAPPED, 1.1)], {}, "slowed", {"arm": WRAPPED, "gain": 1.1}),
         ([make_arm(ALONE, 1.2, 0.5)], {}, "slowed", {"arm": ALONE, "gain": 1.2}),
-        ([], make_tuned(1.3), "not_at_its_best", {"verdict": "not checked"}),
-        ([], {"blocks": [arm_blocks("1proc"), arm_blocks("2proc")]}, "nothing_beside", {"verdict": "not checked"}),
+        ([], make_tuned(1.3), "not_at_its_best", {"outcome": "not checked"}),
+        ([], {"blocks": [arm_blocks("1proc"), arm_blocks("2proc")]}, "nothing_beside", {"outcome": "not checked"}),
     ],
 )
 def test_the_baseline_is_as_fast_as_whatever_was_timed_beside_it(tmp_path, expect, changed, beside, code, known):

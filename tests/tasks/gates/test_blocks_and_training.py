@@ -13,7 +13,7 @@ from tests.tasks.gates.conftest import require
 from tests.tasks.reporting.blocks import SECONDS, SPEEDUP, arm_blocks, give_steps, write_blocks
 from tests.tasks.reporting.measured import estimate
 
-BLUNT, SHORT = ({"code": code, "verdict": "not checked"} for code in ("training_too_blunt", "too_few_steps"))
+BLUNT, SHORT = ({"code": code, "outcome": "not checked"} for code in ("training_too_blunt", "too_few_steps"))
 PASSED, REFUTED = ({"code": code} for code in ("passed", "speedup_not_borne_out"))
 CHANCE = {"scatter": 0.6, "wave_steps": 0.3}
 
@@ -94,8 +94,8 @@ def test_only_late_and_quiet_steps_of_the_training_count_and_none_is_not_checked
         give_steps(outputs, **{"1proc": SECONDS["1proc"] * np.ones(80), "2proc": SECONDS["2proc"] * times})
         run = outputs.runs["2proc"]
         run.__dict__["steps"] = replace(run.steps, others_share=share)
-        verdict = "not checked" if code == "training_beside_others" else "failed"
-        require(check_blocks_against_training(outputs, "2proc"), code, verdict=verdict)
+        outcome = "not checked" if code == "training_beside_others" else "failed"
+        require(check_blocks_against_training(outputs, "2proc"), code, outcome=outcome)
 
 
 def _stretch(block, times, **more):
@@ -110,7 +110,7 @@ def test_a_speedup_that_still_changes_within_a_start_is_not_proven(tmp_path, exp
     warming.blocks[:] = [_stretch(one, 1 + 0.02 * (4 - number % 5)) for number, one in enumerate(warming.blocks)]
     first, seconds = (sum(one.seconds for one in arm.blocks) / 40 for arm in (arm_blocks("1proc"), warming))
     write_blocks(tmp_path, warming, speedup=first / seconds, of_2proc={"step_seconds": estimate(seconds, 0.01)})
-    expect_of(code="still_changing", verdict="not checked", change=0.08, within=0.12)
+    expect_of(code="still_changing", outcome="not checked", change=0.08, within=0.12)
 
 
 def test_turns_that_burn_in_come_before_those_of_their_start_that_count(tmp_path, params, read):
@@ -148,7 +148,7 @@ def test_turns_that_are_missing_among_the_blocks_fail(tmp_path, expect_of):
     """Whoever leaves out slow turns, or puts other blocks in their place, has not as many in a row as were run."""
     for left_out, known in (
         ({7}, {"code": "turn_missing", "turn": 7, "before": 6, "after": 8}),
-        (range(1, 6), {"code": "turns_missing", "turns": 15, "starts": 3, "turns_run": 20, "starts_run": 4}),
+        (range(1, 6), {"code": "turns_missing", "turns": 15, "launches": 3, "turns_run": 20, "launches_run": 4}),
     ):
         mine = arm_blocks("2proc")
         mine.blocks[:] = [one for one in mine.blocks if one.turn not in left_out]
@@ -165,7 +165,7 @@ def test_blocks_of_another_measurement_are_refused(tmp_path, read):
 
 def test_blocks_of_the_waterfall_alone_bear_out_no_speedup(tmp_path, params, expect_of):
     write_blocks(tmp_path, *(arm_blocks(name).model_copy(update={"phase": "waterfall"}) for name in params["cells"]))
-    expect_of(code="no_blocks", verdict="not checked")
+    expect_of(code="no_blocks", outcome="not checked")
 
 
 def test_a_block_that_took_another_time_than_its_steps_fails(tmp_path, expect_of):

@@ -33,12 +33,12 @@ def gates_of(folder, params):
 
 
 def failed(gates):
-    return [name for name, gate in gates.items() if gate.verdict == "failed"]
+    return [name for name, gate in gates.items() if gate.outcome == "failed"]
 
 
 def test_every_gate_passes_on_a_clean_comparison(tmp_path, params):
     gates = gates_of(tmp_path, params)
-    assert {name: gate.verdict for name, gate in gates.items()} == dict.fromkeys(
+    assert {name: gate.outcome for name, gate in gates.items()} == dict.fromkeys(
         [check.name for check in CHECKS], "passed"
     )
     assert {one.code for gate in gates.values() for one in gate.findings} == {"passed"}
@@ -109,7 +109,7 @@ def test_a_gate_fails_on_the_defect_it_is_there_for_and_no_other_does(tmp_path, 
 def test_the_first_update_has_to_begin_with_the_base_model_and_its_loss(tmp_path, params, changes, code):
     edit_segment(tmp_path, "2proc", checked_updates=[make_checked_update(1) | changes, make_checked_update(2)])
     found = gates_of(tmp_path, params)[FROM_BASE].findings[1]
-    require(found, code, verdict="failed" if "other" in code else "not checked")
+    require(found, code, outcome="failed" if "other" in code else "not checked")
 
 
 def test_what_was_compared_is_there_for_machines_and_json_has_no_infinity(tmp_path, params):

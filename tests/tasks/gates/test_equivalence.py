@@ -29,7 +29,7 @@ def test_updates_that_are_checked_always_tell_nothing_of_the_others(tmp_path, ex
         edit_segment(tmp_path, "2proc", part, num_steps=50)
     expect(check_update_equivalence, "passed", probability=1 - 0.75**3)
     edit_segment(tmp_path, "2proc", "0-8", checked_updates=[make_checked_update(1)])
-    expect(check_update_equivalence, "no_update_checked", verdict="not checked")
+    expect(check_update_equivalence, "no_update_checked", outcome="not checked")
 
 
 def test_a_wrong_update_withholds_the_speedup(tmp_path, expect, collect):
@@ -52,7 +52,7 @@ def test_figures_outrank_their_own_verdict(tmp_path, expect):
 
 def test_a_segment_of_which_nothing_was_checked_is_no_pass(tmp_path, params, expect, collect):
     edit_segment(tmp_path, "2proc", "8-16", checked_updates=[])
-    unchecked = {"code": "no_update_checked", "verdict": "not checked"}
+    unchecked = {"code": "no_update_checked", "outcome": "not checked"}
     expect(check_update_equivalence, **unchecked)
     write_updates(tmp_path, "2proc", verdict="not checked", problem="too much noise")
     expect(check_update_equivalence, **unchecked, why="too much noise")
@@ -64,7 +64,7 @@ def test_a_segment_of_which_nothing_was_checked_is_no_pass(tmp_path, params, exp
 def test_what_is_timed_on_other_steps_than_trained_is_checked_on_those_as_well(tmp_path, expect):
     timed = measurement(arm("1proc", 1), arm("2proc", 2, global_batch_size=8), scaling="weak")
     write_measurement(tmp_path, timed)
-    expect(check_update_equivalence, "batch_not_checked", verdict="not checked", batch=8)
+    expect(check_update_equivalence, "batch_not_checked", outcome="not checked", batch=8)
     for verdict, code in (("passed", "passed"), ("failed", "update_differs")):
         checked = [make_checked_update(1, verdict=verdict, problem=verdict)]
         edit_json(tmp_path / "measurements" / "speed.json", checked_updates={"2proc": checked})

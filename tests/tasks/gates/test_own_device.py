@@ -39,4 +39,4 @@ def test_two_ranks_on_one_gpu_fail_though_there_are_two(tmp_path, expect, second
 
 def test_ranks_that_shared_a_core_while_they_were_timed_fail_as_well(tmp_path, expect):
     write_blocks(tmp_path, devices_of_starts={"2proc": [[cores(0), cores(1)], [cores(1), cores(1)]]})
-    expect(check_own_device, "too_few_cores", where="2proc, timed blocks of start 2")
+    expect(check_own_device, "too_few_cores", where="2proc, timed blocks of launch 2")

@@ -9,7 +9,7 @@ from tests.tasks.reporting.blocks import arm_blocks, write_blocks
 def test_quiet_turns_pass_and_the_baseline_has_none_of_its_own(tmp_path, expect):
     expect(check_quiet_turns, None)  # nothing was measured
     write_blocks(tmp_path)
-    known = {"quiet_turns": 20, "turns": 20, "starts": 4, "most": 0.05, "others_share": 0.012, "cell": "2proc"}
+    known = {"quiet_turns": 20, "turns": 20, "launches": 4, "most": 0.05, "others_share": 0.012, "cell": "2proc"}
     assert expect(check_quiet_turns, "passed").numbers == known
     expect(check_quiet_turns, None, "1proc")
 
@@ -24,11 +24,11 @@ def test_loud_turns_that_params_yaml_lets_count_leave_the_speedup_unproven(tmp_p
     # The mean of both cells, the other's is 1 %.
     for share, code, known in ((0.04, "passed", {}), (0.3, "others_on_the_cpus", {"share": 0.155})):
         write_blocks(tmp_path, arm_blocks(cell, turn=None, others_share=share), most_others_share=1.0)
-        expect(check_quiet_turns, code, verdict="not checked", **known)
+        expect(check_quiet_turns, code, outcome="not checked", **known)
 
 
 def test_loud_turns_that_do_not_count_are_none_of_its_business_and_others_on_a_gpu_are(tmp_path, expect):
     write_blocks(tmp_path, arm_blocks("2proc", turn=3, others_share=0.9))
     expect(check_quiet_turns, "passed")
     write_blocks(tmp_path, arm_blocks("2proc", turn=3, has_others_on_gpu=True), most_others_share=1.0)
-    expect(check_quiet_turns, "others_on_the_gpus", verdict="not checked")
+    expect(check_quiet_turns, "others_on_the_gpus", outcome="not checked")

@@ -18,7 +18,7 @@ from training.record.ledger_file import digest_rows
 def test_blocks_that_did_the_work_pass_in_every_cell_and_without_any_none_is_checked(tmp_path, expect):
     expect(check_block_work, None)  # nothing was measured
     measurement().write(tmp_path / "measurements")
-    expect(check_block_work, "no_blocks", verdict="not checked")
+    expect(check_block_work, "no_blocks", outcome="not checked")
     write_blocks(tmp_path)
     expect(check_block_work, "passed", "1proc", blocks=40)
     expect(check_block_work, "passed", blocks=80)
@@ -54,7 +54,7 @@ def test_a_block_that_did_something_else_fails_its_cell_and_one_of_several_ranks
     one.blocks[0] = BlockWork(**dict(one.blocks[0]) | changes)
     write_blocks(tmp_path, one)
     found = check_block_work(read(), "2proc")
-    assert found.verdict == "failed"
+    assert found.outcome == "failed"
     told = {problem.code: problem.numbers for problem in found.problems if problem.numbers["arm"] == name}
     assert (code in told, told[code] | numbers) == (True, told[code])
     expect(check_block_work, "passed", "1proc")

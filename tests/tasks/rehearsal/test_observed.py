@@ -6,7 +6,6 @@ import pytest
 
 from tests.gpu.steps import read_told
 from tests.tiny import make_config, make_slice, make_tiny_model
-from training.combinations import NOT_REHEARSED, STRATEGIES
 from training.probing.live_memory import KINDS
 from training.registry import list_strategies
 from training.rehearsal.rehearsed_step import rehearse_step

@@ -129,7 +129,7 @@ def test_no_gate_is_passed_over_that_failed_or_was_not_checked_of_a_cell_or_of_i
 
 
 def _with_verdict(gate, cell, verdict):
-    findings = [one.model_copy(update={"verdict": verdict}) if one.cell == cell else one for one in gate.findings]
+    findings = [one.model_copy(update={"outcome": verdict}) if one.cell == cell else one for one in gate.findings]
     return gate.model_copy(update={"findings": findings})
 
 
@@ -140,7 +140,7 @@ def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is
     outputs = read()
     silent = Check(name="Silent", question="?", find=lambda *_: None, is_owed_by_several_ranks=True)
     found = silent.judge(outputs, "2proc")
-    assert found.verdict == "not checked"
+    assert found.outcome == "not checked"
     # One rank has nothing to show.
     assert silent.judge(outputs, "1proc") is None
     assert Check(name="Silent", question="?", find=lambda *_: None).judge(outputs, "2proc") is None
@@ -164,5 +164,5 @@ def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is
     ],
 )
 def test_a_gates_own_verdict_follows_from_its_findings(verdicts, verdict):
-    found = [CellFinding(cell=f"c{number}", verdict=one, compared=one) for number, one in enumerate(verdicts)]
-    assert Gate(name="A gate", question="Does it hold?", findings=found).verdict == verdict
+    found = [CellFinding(cell=f"c{number}", outcome=one, compared=one) for number, one in enumerate(verdicts)]
+    assert Gate(name="A gate", question="Does it hold?", findings=found).outcome == verdict
