@@ -50,10 +50,6 @@ def _make_usual(num_launches=3):
     return _make_audit([_make_steps(20, 8, forward=0.04, backward=0.06)], [fast, slow], num_launches=num_launches)
 
 
-def _ask(question, audit, cell="2proc"):
-    return question.find(audit, cell)
-
-
 def test_a_speedup_is_samples_per_second_of_the_slowest_rank_without_other_work():
     audit = _make_usual()
     base, two = compute_speeds(audit)
@@ -92,7 +88,7 @@ def test_a_speedup_that_may_as_well_be_none_is_unproven(low, high, state):
 @pytest.mark.parametrize(("seconds", "verdict"), [(0.046, "passed"), (0.045, "not checked")])
 def test_more_times_as_fast_than_ten_percent_above_the_ranks_is_not_believed(seconds, verdict):
     audit = _make_audit([_make_steps(20, 8, forward=0.1)], [_make_steps(20, 4, forward=seconds)] * 2)
-    assert _ask(plausible_speed, audit).outcome == verdict
+    assert plausible_speed.find(audit, "2proc").outcome == verdict
     assert plausible_speed.find(audit, "1proc") is None
 
 
@@ -131,7 +127,7 @@ def test_same_indices_are_the_same_rows_unless_what_was_looked_at_differs(conten
         return steps
 
     audit = _make_audit([read(contents[0])], list(map(read, contents)))
-    found = _ask(rows_of_its_own, audit)
+    found = rows_of_its_own.find(audit, "2proc")
     assert (found.outcome, found.code) == (verdict, code)
     assert verdict != "failed" or (found.numbers["share"], found.numbers["rows"]) == (1.0, 160)
 
@@ -156,7 +152,7 @@ def test_what_is_a_part_of_steps_in_one_cell_is_one_in_all():
 )
 def test_parameters_that_become_no_numbers_fail_though_every_loss_is_one(begun, left, verdict):
     step = {"step": 1, "micros": [{"loss": 2.0}], "start": {"l2": begun}, "weights": {"l2": left}}
-    assert _ask(finite, _make_audit([[step]], [[step]] * 2), "1proc").outcome == verdict
+    assert finite.find(_make_audit([[step]], [[step]] * 2), "1proc").outcome == verdict
 
 
 def _make_pass(num_steps, *ends, last=4):
@@ -181,7 +177,7 @@ def test_passes_of_other_lengths_are_wrong_unless_who_is_through_waits_and_are_n
     for second, end, is_wrong in ((9, 4, True), (5, 4, False), (9, 5, False)):
         two = Launched("2proc", Path(), [_make_pass(9, 6), _make_pass(second, end)], 0)
         audit = _make_audit([[]], [])
-        found = _ask(rows_of_its_own, Audit(_REQUEST, {**audit.launches, "2proc": [two]}))
+        found = rows_of_its_own.find(Audit(_REQUEST, {**audit.launches, "2proc": [two]}), "2proc")
         assert (found.code == "uneven_passes") is is_wrong
     failed = Launched("2proc", Path(), [_make_pass(5), _make_pass(4, 4)], 1, "it failed")
     says = r"it failed; a pass over the data ended on rank 1 after step 4 and not on all"
@@ -193,4 +189,4 @@ def test_a_smaller_batch_at_the_end_of_a_pass_is_no_mean_of_means():
     ranks = [_make_pass(6, 2, 4, 6), _make_pass(6, 2, 4, 6, last=1)]
     endless = [replace(rank, lines={}) for rank in ranks]
     for two, code in ((ranks, "means_of_means_at_times"), (endless, "means_of_means")):
-        assert _ask(loss_weights, Audit(_REQUEST, {"2proc": [Launched("2proc", Path(), two, 0)]})).code == code
+        assert loss_weights.find(Audit(_REQUEST, {"2proc": [Launched("2proc", Path(), two, 0)]}), "2proc").code == code

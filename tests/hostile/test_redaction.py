@@ -65,7 +65,7 @@ OTHER_SECRETS = {
     "AZURE_STORAGE_CONNECTION_STRING": (SECRETS["AZURE_STORAGE_CONNECTION_STRING"], f"AccountKey={WORD}-account;"),
     **{
         name: (f"{WORD}/{name}", f"{WORD}/{name}")
-        for name in (
+        for name in [
             "OPENAI_KEY",
             "SECRET_KEY_BASE",
             "JWT",
@@ -74,7 +74,7 @@ OTHER_SECRETS = {
             "HF_TOKEN_2",
             "DB_PASSWORD_OLD",
             "KEYS",
-        )
+        ]
     },
     "DOCKER_AUTH_CONFIG": (
         json.dumps({"auths": {"ghcr.io": {"auth": base64.b64encode(f"me:{WORD}-docker".encode()).decode()}}}),

@@ -41,6 +41,15 @@ def ranks(watchdog):
     return ranks
 
 
+@pytest.fixture
+def other():
+    """A process that is no rank."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
 def _look(watchdog, seconds):
     """Look as often as a stage does, for so long or until something hangs."""
     deadline = time.monotonic() + seconds
@@ -55,7 +64,6 @@ def test_the_rank_that_is_behind_is_named_and_those_that_wait_for_it_are_not(wat
     ranks[0].enter(StepSection.BACKWARD)
     hang = _look(watchdog, 3)
     assert (hang.ranks, hang.stopped) == ([1], [])
-    assert "rank 1 hangs in section forward of step 7" in str(hang)
     assert re.fullmatch(
         r"rank 1 hangs in section forward of step 7: nothing for \d+ s; rank 0 is in section backward of step 7",
         str(hang),
@@ -76,17 +84,12 @@ def test_of_ranks_at_the_same_place_it_is_the_one_that_has_not_joined_the_collec
     assert hang.ranks == [0]
 
 
-def test_a_rank_that_a_signal_has_stopped_is_the_one(watchdog, ranks):
-    process = subprocess.Popen(["sleep", "60"])
-    try:
-        ranks[1]._words[PID] = process.pid
-        os.kill(process.pid, signal.SIGSTOP)
-        hang = _look(watchdog, 3)
-        assert (hang.ranks, hang.stopped) == ([1], [1])
-        assert "rank 1 was stopped by a signal, so that its stack cannot be had" in str(hang)
-    finally:
-        process.kill()
-        process.wait()
+def test_a_rank_that_a_signal_has_stopped_is_the_one(watchdog, ranks, other):
+    ranks[1]._words[PID] = other.pid
+    os.kill(other.pid, signal.SIGSTOP)
+    hang = _look(watchdog, 3)
+    assert (hang.ranks, hang.stopped) == ([1], [1])
+    assert "rank 1 was stopped by a signal, so that its stack cannot be had" in str(hang)
 
 
 def test_starting_warming_up_and_large_checkpoints_are_given_more_time(watchdog, ranks):
@@ -113,18 +116,13 @@ def test_time_in_which_nobody_looked_says_nothing(watchdog, ranks):
         assert patient.look() is None
 
 
-def test_only_processes_that_said_they_were_ranks_are_ended(watchdog, ranks):
-    process = subprocess.Popen(["sleep", "60"])
-    try:
-        # Not the process that was seen under this number.
-        ranks[0]._words[PID] = process.pid
-        watchdog._born[process.pid] = 1.0
-        ranks[1]._words[PID] = 0
-        watchdog.end_ranks()
-        assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()
+def test_only_processes_that_said_they_were_ranks_are_ended(watchdog, ranks, other):
+    # Not the process that was seen under this number.
+    ranks[0]._words[PID] = other.pid
+    watchdog._born[other.pid] = 1.0
+    ranks[1]._words[PID] = 0
+    watchdog.end_ranks()
+    assert other.poll() is None
 
 
 @pytest.mark.slow

@@ -49,6 +49,12 @@ def _wait(until):
         time.sleep(0.02)
 
 
+def _end(launch):
+    _wait(lambda: not launch.is_running)
+    launch.stop(grace_seconds=0.0)
+    return launch
+
+
 def _have_begun(folder):
     return len([file for file in folder.glob("pid-*") if file.read_text()]) == 2
 
@@ -64,16 +70,12 @@ def _alive(folder):
 
 
 def test_ranks_that_end_well_are_told_so(start, tmp_path):
-    launch = start(0, 0)
-    _wait(lambda: not launch.is_running)
-    launch.stop(grace_seconds=0.0)
+    launch = _end(start(0, 0))
     assert (launch.exit_code(), launch.find_killed_rank(), _alive(tmp_path)) == (0, None, [])
 
 
 def test_the_rank_that_fails_is_named_with_its_code_and_last_words_and_the_other_is_ended(start, tmp_path):
-    launch = start("stays", 5)
-    _wait(lambda: not launch.is_running)
-    launch.stop(grace_seconds=0.0)
+    launch = _end(start("stays", 5))
     assert launch.exit_code() == 5
     assert "rank 1 ended with exit code 5" in launch.explain_end()
     assert "last words of rank 1, 1 threads" in launch.explain_end()
@@ -83,9 +85,7 @@ def test_the_rank_that_fails_is_named_with_its_code_and_last_words_and_the_other
 
 
 def test_a_rank_that_a_signal_ended_is_the_cause_and_the_other_is_ended(start, tmp_path):
-    launch = start("killed", "stays")
-    _wait(lambda: not launch.is_running)
-    launch.stop(grace_seconds=0.0)
+    launch = _end(start("killed", "stays"))
     assert (launch.exit_code(), launch.find_killed_rank()) == (-9, 0)
     assert "rank 0 was ended by signal 9" in launch.explain_end()
     assert _alive(tmp_path) == []
