@@ -204,18 +204,8 @@ def _make_speed(result: Result) -> Iterator[Block]:
 
 def _make_split(result: Result) -> Iterator[Block]:
     launches = {cell: result.audit.first(cell) for cell in result.audit.request.cells}
-    of_device, of_host = (
-        {cell: split_steps(launch, clock) for cell, launch in launches.items()}
-        for clock in ("device_seconds", "seconds")
-    )
-    if any(of_device.values()):
-        yield _tabulate("Where the GPU's time goes, mean over ranks and steps", of_device)
-        yield (
-            "By events on the stream that the script computes on. Between the parts it copies, computes a loss, or has "
-            "nothing to do. The following split is that of the host: a GPU works on while the host goes on, and what "
-            "waits for it last is charged for it."
-        )
-    yield _tabulate("Where a step goes, mean over ranks and steps", of_host)
+    split = {cell: split_steps(launch) for cell, launch in launches.items()}
+    yield _tabulate("Where a step goes by the host's clock, mean over ranks and steps", split)
     other = {cell: sum_other_work(launch) for cell, launch in launches.items()}
     if any(any(item.values()) for item in other.values()):
         yield _tabulate("What is no step, in the whole run", other, has_shares=False)

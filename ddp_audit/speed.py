@@ -126,12 +126,12 @@ def list_other_kinds(launched: Launched, may_be_of_steps: tuple[str, ...] = _MAY
     )  # fmt: skip
 
 
-def split_steps(launched: Launched, clock: str = "seconds") -> dict[str, float]:
+def split_steps(launched: Launched) -> dict[str, float]:
     """Return activity -> mean seconds per step over all ranks; other work and the observer left out.
 
-    `device_seconds` are the GPU's: nothing without one.
+    They are the host's: a GPU works on while the host goes on, and what waits for it last is charged for it.
     """
-    every = [step[clock] for rank in launched.ranks for step in list_timed_steps(rank.steps) if step.get(clock)]
+    every = [step["seconds"] for rank in launched.ranks for step in list_timed_steps(rank.steps)]
     left_out = (*list_other_kinds(launched), _OBSERVER)
     kinds = dict.fromkeys(kind for seconds in every for kind in seconds if kind not in left_out)
     return {kind: fmean(seconds.get(kind, 0.0) for seconds in every) for kind in kinds}

@@ -51,20 +51,19 @@ class Observer:
         import torch
 
         from ddp_audit.observer.around import Surroundings
-        from ddp_audit.observer.clocks import Clocks, DeviceClock, ScriptLines
+        from ddp_audit.observer.clocks import Clocks, ScriptLines
         from ddp_audit.observer.computed import Computing
         from ddp_audit.observer.fed import Loaders
         from ddp_audit.observer.steps import Steps
         from ddp_audit.observer.timeline import Place, Timeline
         from ddp_audit.process.flight_recorder import start_recorder
 
-        place, lines, device_clock = Place(self._heartbeat), ScriptLines(), DeviceClock(self.guard)
+        place, lines = Place(self._heartbeat), ScriptLines()
         shared = self._record, self.guard, Timeline(place)
         times = shared[-1]
         steps = self.steps = Steps(*shared, place, lines)
         clocks, loaders, around = Clocks(*shared, lines), Loaders(*shared), Surroundings(*shared, steps.flush)
         self._around, computing = around, Computing(self.guard, times, steps, loaders, lines)
-        steps.on_begin, steps.take_device_seconds = lambda: device_clock.start(times), device_clock.take
         clocks.count_steps = loaders.count_steps = lambda: steps.number
         steps.on_flush, steps.on_step, steps.on_lost = clocks.match, computing.stop_learning, computing.learn_models
 

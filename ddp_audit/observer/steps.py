@@ -52,10 +52,9 @@ class Steps:
         self.is_lost = False
         """Whether a backward came that belongs to no call of a model that is watched."""
         self.micros: list[Any] = []
-        self.on_begin: Any = lambda: None
         self.on_first: Any = lambda _parameters: None
-        self.on_step = self.on_lost = self.on_flush = self.on_begin
-        self.take_device_seconds: Any = dict
+        self.on_step: Any = lambda: None
+        self.on_lost = self.on_flush = self.on_step
         self.stated: dict[str, Any] = {}
         """What the script itself says of the step that is under way."""
         self._kept: list[dict[str, Any]] = []
@@ -96,8 +95,6 @@ class Steps:
                 rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
                 self._place.open(self._record.claim(rank))
             self._place.begin(self.number + 1)
-            if self.is_read:
-                self.on_begin()
         self.micros.append(micro)
         self._num_inside += self._depth > 0
         self._wrapper = module
@@ -203,8 +200,6 @@ class Steps:
             fields |= {"weights": digest_tensors(self._list_all_parameters()), **self._of_gradient}
             if self.number == 0:
                 fields |= self._describe_first(optimizer, parameters)
-        if device_seconds := self.take_device_seconds():
-            fields["device_seconds"] = device_seconds
         fields["seconds"] = self._times.copy()
         self._kept.append(fields)
         if self.is_sampled or self._times.at - self._flushed_at >= _KEPT_SECONDS:

@@ -23,7 +23,6 @@ _get_others = itemgetter(*OTHERS)
 
 _SECTIONS = {DATA: 1, FORWARD: 2, BACKWARD: 3, OPTIMIZER: 4, EXCHANGE: 5, CHECKPOINT: 6}
 """As training/process/heartbeat.py of ddp-compare numbers them for its watchdog."""
-_ON_DEVICE = {FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, CHECKPOINT, EVALUATION}
 _WORDS_PER_RANK, _PID, _POSITION = 8, 0, 1
 
 
@@ -61,8 +60,6 @@ class Timeline:
     def __init__(self, place: Place) -> None:
         self.total: dict[str, float] = dict.fromkeys(_KINDS, 0.0)
         """Since the start."""
-        self.mark: Callable[[str], None] | None = None
-        """Told what a device works for from here on, once there is one."""
         self._place = place
         self._stack = [SCRIPT]
         self.at = read_clock()
@@ -79,17 +76,15 @@ class Timeline:
     def switch(self, kind: str) -> None:
         """The innermost one ends, and another one begins in its place."""
         self._count()
-        before, self._stack[-1] = self._stack[-1], kind
+        self._stack[-1] = kind
         if kind != OBSERVER:
             self._begin(kind)
-        elif self.mark is not None and before in _ON_DEVICE:
-            self.mark(self._stack[-2])
 
     def leave(self) -> None:
         """The innermost one ends."""
         self._count()
-        if len(self._stack) > 1 and self._stack.pop() in _ON_DEVICE and self.mark is not None:
-            self.mark(self._stack[-1])
+        if len(self._stack) > 1:
+            self._stack.pop()
 
     def charge(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return what the function returns; its time is the observer's own."""
@@ -131,5 +126,3 @@ class Timeline:
             self._stack[0] = SCRIPT
         if section := _SECTIONS.get(kind):
             self._place.enter(section)
-        if self.mark is not None and kind in _ON_DEVICE:
-            self.mark(kind)

@@ -63,9 +63,6 @@ def test_between_sampled_steps_the_observer_never_waits_for_a_card(on_phantom, t
     assert [rank.lines.get("broken") for rank in launched.ranks] == [None, None]
     assert launched.num_steps == 20
     assert launched.ranks[1].steps[0]["device"] == "cuda"
-    # What events on the stream say has come without waiting, and is read a step later at most.
-    parts = [set(step.get("device_seconds", {})) for step in launched.ranks[1].steps]
-    assert all({"forward", "backward", "optimizer", "script"} <= found for found in parts[1:])
     # Numbers mean nothing on such a card; which rows were fed, what was drawn and exchanged is known on the host.
     audit = Audit(request, {"2proc": [launched]})
     micros = [micro for rank in audit.ranks("2proc") for _, micro in rank.micros()]
