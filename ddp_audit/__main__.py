@@ -116,19 +116,12 @@ def require_steps(launched: Launched, *, started_in: Path) -> None:
     for rank in ranks:
         if error := rank.first("broken"):
             _log.warning("rank %d was observed up to step %d: %s", rank.rank, len(rank.steps), error.get("error"))
-    replaced = [rank for rank in ranks if rank.steps and "replaced" in rank.lines and "end" not in rank.lines]
     trained = sum(bool(rank.steps) for rank in ranks)
     ended, why = "the script ended with exit code 0", ""
     if all(rank.start is None for rank in ranks):
         why = "no rank was observed: the interpreter was told to ignore its environment (-I, -E or -S)"
     elif not any("torch" in rank.lines for rank in ranks):
         why = f"{ended} and never imported torch: nothing to observe"
-    elif replaced:
-        program, steps = replaced[0].lines["replaced"][-1].get("program"), len(replaced[0].steps)
-        why = (
-            f"the script became another program ({program}) after {wording.format_plural(steps, 'step')} on rank "
-            f"{replaced[0].rank}, of which nothing is observed: what it trained there is not known"
-        )
     elif trained and all(rank.start is None for rank in ranks if not rank.steps) and trained < len(ranks):
         beside = len(launched.beside_ranks)
         more = f", and {beside} processes more that each took themselves for one of them" * bool(beside)
@@ -137,10 +130,7 @@ def require_steps(launched: Launched, *, started_in: Path) -> None:
             "SCRIPT or LAUNCHER stands for their number"
         )
     elif not trained:
-        children = sum(int(item["number"]) for rank in ranks for item in rank.lines.get("children", []))
-        forked = f"; it forked {children} processes, which are not observed" * bool(children)
-        seen = "no optimizer step of torch.optim was seen in the processes that torchrun started"
-        why = f"{ended}, and {seen}{forked}"
+        why = f"{ended}, and no optimizer step of torch.optim was seen in the processes that torchrun started"
     if why:
         raise ConfigurationError(f"{why}; {text}")
 

@@ -1,7 +1,6 @@
 """A folder of its own for every launch, so that none goes on from what an earlier one has left there."""
 
 import contextlib
-import fcntl
 import math
 import os
 import shutil
@@ -12,8 +11,6 @@ _LARGE = 16 << 20
 """Files of so many bytes are linked where all together are too large to be copied: data sets, as a rule."""
 _LINKED = frozenset({".git", ".hg", ".venv", "venv", "node_modules", "site-packages"})
 _LEVELS_ABOVE, _MOST_BESIDE = 3, 500
-_CLONE = 0x40049409
-"""FICLONE of Linux: a copy that shares its blocks until one of the two is written to."""
 
 
 def make_fresh_folder(folder: Path, place: Path, *, leave_out: Path) -> Path | None:
@@ -49,10 +46,10 @@ def make_fresh_folder(folder: Path, place: Path, *, leave_out: Path) -> Path | N
             target.symlink_to(link)
         elif path.is_symlink() or path.is_dir():
             target.symlink_to(path.resolve())
-        elif not _clone(path, target) and sizes[path] < most:
+        elif sizes[path] < most:
             with contextlib.suppress(PermissionError):
                 shutil.copy2(path, target)
-        elif not target.exists():
+        else:
             target.symlink_to(path)
     return copy
 
@@ -69,14 +66,3 @@ def _link_surroundings(folder: Path, place: Path) -> Path:
         above, place = above / part, place / part
     place.mkdir(parents=True, exist_ok=True)
     return place
-
-
-def _clone(file: Path, target: Path) -> bool:
-    try:
-        with file.open("rb") as source, target.open("wb") as made:
-            fcntl.ioctl(made, _CLONE, source.fileno())
-    except OSError:
-        target.unlink(missing_ok=True)
-        return False
-    shutil.copystat(file, target)
-    return True

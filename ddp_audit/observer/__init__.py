@@ -13,15 +13,14 @@ observer: Any = None
 
 
 @contextlib.contextmanager
-def step(*, ids: Iterable[int] | None = None, num_tokens: int | None = None) -> Iterator[None]:
-    """Say which rows an optimizer step of this rank learns from, and how many tokens, around that step.
+def step(*, ids: Iterable[int]) -> Iterator[None]:
+    """Say which rows an optimizer step of this rank learns from, around that step.
 
     `ids`: of the rows, the same on every rank and in every run for the same row. The audit then knows the rows of a
     script that has no DataLoader.
     """
     if observer is not None:
-        said = {"ids": None if ids is None else [int(item) for item in ids], "num_tokens": num_tokens}
-        observer.state(**{name: value for name, value in said.items() if value is not None})
+        observer.state(ids=list(map(int, ids)))
     yield
 
 

@@ -120,8 +120,7 @@ def arm_when_torch_comes(folder: str, *, rank: int | None, heartbeat: str | None
     record = Record(folder, rank=rank)
     record.write(
         "start", pid=os.getpid(), rank=rank, python=sys.version.split()[0],
-        hash_seed=os.environ.get("PYTHONHASHSEED"), is_hash_salted=bool(sys.flags.hash_randomization),
-        environment={name: os.environ.get(name) for name in ("WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")},
+        is_hash_salted=bool(sys.flags.hash_randomization),
     )  # fmt: skip
     for stream in (1, 2):
         # Logs that grow too long are cut; what is written next would leave a hole before it.

@@ -20,7 +20,7 @@ from ddp_audit.observer.samples import digest_one_by_one, list_tensors
 _ASKED = re.compile(
     r"epoch|max_?(steps|iter)|num_?(steps|iter)|resume|restore|init_from|load_from|patience|early|seed", re.IGNORECASE
 )
-_EVENTS = frozenset({"open", "socket.connect", "subprocess.Popen", "os.system", "os.posix_spawn", "os.exec"})
+_EVENTS = frozenset({"open", "socket.connect", "subprocess.Popen", "os.system", "os.posix_spawn"})
 _MOST_FILES = 2_000
 _SHORT_NAME = 2
 _COLLECTIVES = (
@@ -38,7 +38,6 @@ class Surroundings:
         self._files: set[tuple[str, str]] = set()
         self._loaded: dict[str, set[str]] = {}
         self._asked: set[str] = set()
-        self._num_children = 0
 
     def watch(self) -> None:
         """From now on they are watched."""
@@ -63,7 +62,6 @@ class Surroundings:
             after=lambda result, *_: self.see_asked(vars(result[0]), "arguments"),
         )  # fmt: skip
         self._wrap(os, "_exit", before=lambda *_: self._flush())
-        os.register_at_fork(after_in_parent=lambda: self._guard(self._count_child))
 
     def watch_safetensors(self, module: Any) -> None:
         """Watch the functions of safetensors.torch, which has just been imported."""
@@ -83,10 +81,8 @@ class Surroundings:
         self._loaded.clear()
 
     def finish(self) -> None:
-        """Write what is known at the end alone."""
+        """Look once more at what the script was asked to do."""
         self.see_globals()
-        if self._num_children:
-            self._record.write("children", number=self._num_children)
 
     def _time(self, owner: Any, name: str, kind: str) -> None:
         """Count the time of a function as of this kind."""
@@ -124,16 +120,12 @@ class Surroundings:
         if isinstance(file, str | os.PathLike):
             path = os.path.abspath(os.fspath(file))
             whole = content.state_dict() if hasattr(content, "state_dict") else content
-            tensors = [tensor for _, tensor in list_tensors(whole)]
-            self._loaded[path] = digest_one_by_one(tensors)
-            self._record.write("read", path=path, num_tensors=len(tensors))
+            self._loaded[path] = digest_one_by_one(tensor for _, tensor in list_tensors(whole))
+            self._record.write("read", path=path)
 
     def _see_event(self, event: str, arguments: Any) -> None:
         if event == "open":
             self._guard(self._see_open, *arguments)
-        elif event == "os.exec":
-            self._guard(self._flush)
-            self._record.write("replaced", program=str(arguments[0]))
         elif is_main_thread() and (event != "socket.connect" or isinstance(arguments[1], tuple)):
             kind = timeline.NETWORK if event == "socket.connect" else timeline.SUBPROCESS
             self._guard(self._times.name_the_rest, kind)
@@ -161,6 +153,3 @@ class Surroundings:
                 self._asked.add(Path(text).name)
         there = {name: os.path.exists(value) for name, value in results.items() if isinstance(value, str) and value}
         self._record.write("asked", where=where, names=results, are_there=there)
-
-    def _count_child(self) -> None:
-        self._num_children += 1
