@@ -6,7 +6,7 @@ from typing import Literal
 
 from ddp_audit.findings import CLASSES, HYGIENE, Question, make_unobservable
 from ddp_audit.findings.cells import global_batch, launches_alike, plausible_speed, same_step
-from ddp_audit.findings.gradients import clipping, exchange, gradient_scale, labels, loss_weights
+from ddp_audit.findings.gradients import clipping, exchange, gradient_scale, labels, loss_weights, own_gradient
 from ddp_audit.findings.hygiene import clock, data_wait, one_file, one_model, own_device, plain_baseline
 from ddp_audit.findings.parameters import (
     NO_GRADIENT,
@@ -69,7 +69,8 @@ class Result:
 
 
 QUESTIONS: Sequence[Question] = (
-    same_parameters, learning, rows_of_its_own, same_ids, labels, loss_weights, gradient_scale, clipping, finite,
+    same_parameters, learning, rows_of_its_own, same_ids, labels, loss_weights, own_gradient, gradient_scale,
+    clipping, finite,
     start_weights, epochs, launches_alike, same_start, same_rows, global_batch, same_step, plausible_speed,
     plain_baseline, exchange, shuffled, one_model, clock, data_wait, own_device, one_file,
 )  # fmt: skip

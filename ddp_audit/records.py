@@ -56,17 +56,12 @@ def read_rank(path: Path, rank: int) -> RankRecord:
     lines: dict[str, list[Fields]] = defaultdict(list)
     windows: dict[str, Fields] = {}
     record = RankRecord(rank)
-    mark = None
-    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else []):
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             fields = json.loads(line)
-            kind, its_mark = str(fields.pop("kind")), fields.pop("mark", None)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            # The last line of a rank that was killed, or what the script itself wrote there.
+        except ValueError:  # the last line of a rank that was killed
             continue
-        mark = its_mark if number == 0 else mark
-        if its_mark != mark:
-            continue
+        kind = fields.pop("kind")
         if kind == "step":
             record.steps.append(fields)
         elif kind == "window":
@@ -75,17 +70,22 @@ def read_rank(path: Path, rank: int) -> RankRecord:
             lines[kind].append(fields)
     record.lines, record.windows = dict(lines), list(windows.values())
     record.start = record.first("start")
+    # Of loaders that look alike, one rank may read another first: they are named by the order in which it learns.
+    names: dict[str, str] = {}
+    for name in record.loaders:
+        kind = name.rpartition("-")[0]
+        names[name] = f"{kind}-{sum(other.startswith(f'{kind}-') for other in names)}"
+    for _, micro in record.micros():
+        micro["loader"] = names.get(micro.get("loader", ""))
+    for kind in ("loader", "pass"):
+        read = record.lines.get(kind, [])
+        record.lines[kind] = [{**line, "loader": names[line["loader"]]} for line in read if line["loader"] in names]
     return record
 
 
 def format_line(line: Any) -> str:
     """Return where in the script something happened, such as `train.py:41`; empty where it is not known."""
     return f"{line[0]}:{line[1]}" if isinstance(line, list) and len(line) == 2 else ""
-
-
-def is_step(line: bytes) -> bool:
-    """Return whether a line is that of a step."""
-    return line.startswith(b'{"mark":"') and b'"kind":"step"' in line[:60]
 
 
 @dataclass

@@ -21,7 +21,7 @@ from ddp_audit.fresh_folder import make_fresh_folder
 from ddp_audit.process.lifeline import PRCTL
 from ddp_audit.process.redaction import redact
 from ddp_audit.process.torchrun import NO_SHARED_STORE, Launch, format_end, list_torchrun_words, read_last_lines
-from ddp_audit.records import Launched, RankRecord, is_step, read_rank
+from ddp_audit.records import Launched, RankRecord, read_rank
 
 _SET_CHILD_SUBREAPER = 36
 _SECONDS_TO_END = 2.0
@@ -80,7 +80,7 @@ class Started(Launch):
 
 _WORDS, _PID, _POSITION = 8, 0, 1
 """Of each rank in the memory that they write into (observer/timeline.py)."""
-_SECTIONS = ("start", "data", "forward", "backward", "update", "collective", "checkpoint")
+_SECTIONS = ("start", "data", "forward", "backward", "update", "collective", "checkpoint", "evaluation")
 _START_SECONDS = 900.0
 _SECONDS_FOR_STACKS = 1.0
 
@@ -236,14 +236,14 @@ class StepCounter:
         self._file, self._position, self._number = file, 0, 0
 
     def count(self) -> int:
-        """Return the whole lines of steps until now; what the script itself may have written there is none."""
+        """Return the whole lines of steps until now."""
         if self._file.exists():
             with self._file.open("rb") as file:
                 file.seek(self._position)
                 block = file.read()
             whole = block[: block.rfind(b"\n") + 1]
             self._position += len(whole)
-            self._number += sum(is_step(line) for line in whole.splitlines())
+            self._number += sum(line.startswith(b'{"kind":"step"') for line in whole.splitlines())
         return self._number
 
 

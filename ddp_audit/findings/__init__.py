@@ -65,6 +65,13 @@ def succeed(cell: str, template: str, **numbers: Any) -> Finding:
     return make_finding([], f"{{cell}}: {template}", cell=cell, **numbers)
 
 
+def list_micros(step: Fields) -> list[Fields]:
+    """Return the micro-batches of a step, each once: a look ahead (SAM) and a closure (LBFGS) are fed it again."""
+    fed = [(micro.get("loader"), micro.get("ids") or micro.get("rows")) for micro in step["micros"]]
+    pairs = zip(step["micros"], fed, [None, *fed], strict=False)
+    return [micro for micro, rows, before in pairs if not rows[1] or rows != before]
+
+
 def list_rows(step: Fields) -> list[tuple[str, str]] | None:
     """Return (index, digest of the content) of each row that a rank's step learned from; None if not all are known.
 
@@ -74,7 +81,7 @@ def list_rows(step: Fields) -> list[tuple[str, str]] | None:
     if ids := step.get("told", {}).get("ids"):
         return [(f"told#{item}", "") for item in ids]
     rows: list[tuple[str, str]] = []
-    for micro in step["micros"]:
+    for micro in list_micros(step):
         ids, contents = micro.get("ids"), micro.get("rows") or []
         if ids is None and (not contents or len(set(contents)) < len(contents)):
             return None
@@ -188,7 +195,7 @@ def count_samples(ranks: Ranks) -> list[int] | None:
     if any(step.get("num_inside", 0) > 1 for rank in ranks for step in rank.steps) or shares_rows(ranks):
         return None
     for micros in each_common_step(ranks):
-        counts = [len(micro["ids"]) if micro.get("ids") else micro.get("num_samples", 0) for micro in micros]
+        counts = [micro.get("num_samples", 0) for micro in micros]
         if not counts or not all(counts):
             return None
         results.append(sum(counts))
@@ -198,8 +205,10 @@ def count_samples(ranks: Ranks) -> list[int] | None:
 def do_samples_lead(ranks: Ranks, base: Ranks) -> bool:
     """Return whether the first dimension of what a model is fed is its samples, and not the places of a sequence.
 
-    Then as many times the samples are as many times the elements, but for padding.
+    Then as many times the samples are as many times the elements, but for padding; rows with an index are samples.
     """
+    if all(micro.get("ids") for rank in (*ranks, *base) for _, micro in rank.micros()):
+        return True
     shapes = [[micro.get("shape") or [0] for rank in item for _, micro in rank.micros()] for item in (ranks, base)]
     num_steps = [max(len(rank.steps) for rank in item) for item in (ranks, base)]
     (mine, its), (my_elements, its_elements) = (
@@ -212,7 +221,7 @@ def do_samples_lead(ranks: Ranks, base: Ranks) -> bool:
 def each_common_step(ranks: Ranks) -> Iterator[list[Fields]]:
     """Yield the micro-batches of every step that all ranks made, all ranks together."""
     for steps in zip(*(rank.steps for rank in ranks), strict=False):
-        yield [micro for step in steps for micro in step["micros"]]
+        yield [micro for step in steps for micro in list_micros(step)]
 
 
 def weigh(micro: Fields) -> tuple[float, float] | None:

@@ -59,7 +59,7 @@ def launches_alike(audit: Audit, cell: str) -> Finding | None:
     return make_finding(problems, text, cell=cell, launches=len(launches))
 
 
-_APART = 0.01
+_APART, _ABOUT = 0.01, 0.25
 _SHARE = 0.1
 """Of the steps."""
 
@@ -84,6 +84,11 @@ def global_batch(audit: Audit, cell: str) -> Finding | None:
     if mine is None or base is None or not do_samples_lead(ranks, base_ranks):
         return make_unobservable(cell, "samples_unknown", "how many samples a step learns from is not known")
     batch, of_base = median(mine), median(base)
+    known = ((mine, batch), (base, of_base))
+    is_steady = all(2 * sum(item == usual for item in counts) >= len(counts) for counts, usual in known)
+    if not is_steady and abs(batch / of_base - 1) < _ABOUT:
+        text = "how many samples a step learns from is another number in every step"
+        return make_unobservable(cell, "samples_vary", text)
     rate, base_rate = (
         max((rate for step in of_cell[0].steps for rate in step["lr"] if rate is not None), default=0.0)
         for of_cell in (ranks, base_ranks)
@@ -129,11 +134,6 @@ def global_batch(audit: Audit, cell: str) -> Finding | None:
 
 _LEARNING_RATES = ("lr", "initial_lr", "max_lr")
 """Another question asks for those."""
-_OF_TORCH = frozenset({
-    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam", "RMSprop",
-    "Rprop", "SGD", "SparseAdam",
-})  # fmt: skip
-"""Of a wrapper around one the options are not known."""
 _LEARNING = "tensors with a gradient"
 _OFTEN = 0.5
 """What is drawn in fewer of the forward passes, as when layers are made at the first one, is no habit of the model."""
@@ -191,14 +191,15 @@ def _collect_facts(ranks: list[RankRecord]) -> dict[str, str]:
     results = {
         name: ", ".join(sorted({str(micro[field]) for micro in micros if micro.get(field) not in (None, "")}))
         # What is sharded may be kept in another precision than it computes in.
-        for name, field in {"attention": "attention", "training mode": "is_training", "precision": "precision"}.items()
+        for name, field in {"training mode": "is_training", "precision": "precision"}.items()
         if is_whole or name != "precision"
     }
-    if (optimizer := str(first.get("optimizer", ""))) in _OF_TORCH:
-        results["optimizer"] = optimizer
-        options = first.get("optimizer_options", {}).items()
+    if options := first.get("optimizer_options"):
+        optimizer = results["optimizer"] = first["optimizer"]
         results |= {
-            f"{optimizer}'s {name}": _format_value(value) for name, value in options if name not in _LEARNING_RATES
+            f"{optimizer}'s {name}": _format_value(value)
+            for name, value in options.items()
+            if name not in _LEARNING_RATES
         }
     results |= {f"torch's {name}": str(value) for name, value in first.get("torch_settings", {}).items()}
     # Whether each model draws random numbers, by torch's generators; without those that do now and then.

@@ -13,6 +13,7 @@ from ddp_audit.findings import (
     get_start,
     has_no_integers,
     holds_whole_model,
+    list_micros,
     list_passes,
     list_rows,
     list_shares,
@@ -60,6 +61,7 @@ def _called(where: str) -> str:
     return " (model called at {line})" * bool(where)
 
 
+_FEWEST_KEPT = 2
 _ALIKE = 1.02
 _SAME = 1e-3
 _SHARE = 0.1
@@ -77,7 +79,7 @@ _SHARE = 0.1
 def loss_weights(audit: Audit, cell: str) -> Finding | None:
     """Compare the weight of a target in each micro-batch of a step, on all ranks."""
     ranks = audit.ranks(cell)
-    if len(ranks) == 1 and all(len(step["micros"]) == 1 for step in ranks[0].steps):
+    if len(ranks) == 1 and all(len(list_micros(step)) == 1 for step in ranks[0].steps):
         # An update of one loss is no mean of several.
         return None
     num_steps, wrong, every = 0, [], list(each_common_step(ranks))
@@ -121,6 +123,50 @@ def loss_weights(audit: Audit, cell: str) -> Finding | None:
 
 def _find_spread(weights: Sequence[float]) -> float:
     return max(weights) / min(weights) if min(weights) > 0 else inf
+
+
+@question(
+    "A gradient of its own for every update",
+    "Is the gradient cleared once per update, and neither kept from the one before nor thrown away in between?",
+    WRONG,
+    {
+        "never_cleared": "The gradient is never cleared: every update of {cell} adds to those before it",
+        "thrown_away": "Gradients are thrown away: an update of {cell} learns from the last of {micro_batches} "
+        "micro-batches alone",
+    },
+    "call optimizer.zero_grad() once per update, right after optimizer.step() or before the first micro-batch",
+)
+def own_gradient(audit: Audit, cell: str) -> Finding | None:
+    """Look at what is there before every backward pass of sampled steps."""
+    ranks = audit.ranks(cell)
+    seen = [step for rank in ranks for step in rank.steps if step.get("is_gradient_stale") is not None]
+    where, numbers = format_line(ranks[0].steps[0].get("backward_line")), {step["step"] for step in seen}
+    if len(numbers) < _FEWEST_KEPT:
+        return make_unobservable(cell, "no_gradient_seen", "what is there before a backward pass is not known")
+    about = {"steps": len(numbers), "micro_batches": len(ranks[0].steps[0]["micros"]), "line": where}
+    at = "; the backward is at {line}" * bool(where)
+    if len({step["step"] for step in seen if step["is_gradient_stale"]}) >= _FEWEST_KEPT:
+        text = "the backward pass adds to the gradient that the optimizer has used before"
+        return fail(cell, "never_cleared", text + at, **about)
+    if all(step["num_cleared"] and _is_of_last(step) and _has_parts(step) for step in seen):
+        return fail(cell, "thrown_away", "the gradient is cleared between the micro-batches of an update" + at, **about)
+    return succeed(cell, "it begins anew in {steps:plural step} looked at", **about)
+
+
+def _has_parts(step: Fields) -> bool:
+    """Return whether a step has several micro-batches, each of rows of its own, that one line feeds to the model.
+
+    Losses of the same rows, an attack on them and an inner loop are looked at by themselves.
+    """
+    lines = {str(micro.get("ids") and micro.get("line")) for micro in step["micros"]}
+    return len(list_micros(step)) > 1 and len(lines) == 1 and "None" not in lines
+
+
+def _is_of_last(step: Fields) -> bool:
+    """Return whether the optimizer finds what the last backward pass has left or, where it is clipped, a multiple."""
+    whole, left = step["gradient"]["head"], step["left"]
+    scale = hypot(*whole) / (hypot(*left) or 1.0)
+    return all(isclose(item, scale * other, rel_tol=_SAME) for item, other in zip(whole, left, strict=False))
 
 
 _LONGER = 1.25
@@ -293,7 +339,6 @@ def _begin_alike(*of_cells: list[RankRecord]) -> bool:
 
 
 _NORMS_APART = 1e-3
-_FEWEST_KEPT = 2
 
 
 @question(
@@ -354,7 +399,7 @@ def _is_summed(steps: Sequence[Fields]) -> bool:
     if any(micro.get("wrapper") for step in steps for micro in step["micros"]):
         return False
     sums = [sum(of_ranks) for of_ranks in zip(*(step["left"] for step in steps), strict=False)]
-    pairs = [pair for step in steps for pair in zip(step["gradient"]["head"], sums, strict=True)]
+    pairs = [pair for step in steps for pair in zip(step["gradient"]["head"], sums, strict=False)]
     return any(
         all(isclose(pair, whole / number, rel_tol=_SAME, abs_tol=1e-12) for pair, whole in pairs)
         for number in (1, len(steps))

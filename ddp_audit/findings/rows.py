@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from itertools import chain, pairwise
-from operator import lt
+from operator import itemgetter, lt
 from typing import Any
 
 from ddp_audit.findings import (
@@ -36,7 +36,7 @@ _MOST_SHARED = 0.25
 _MOSTLY = 0.95
 _MOST_UNEVEN = 0.1
 """Of the steps of a pass: a loop over steps goes round streams of about the same length."""
-_OTHER_CONTENTS = "rows of one index hold other contents: they are changed at random, or data sets are of their own"
+_OTHER_CONTENTS = "rows are other ones in every process: they are changed at random, or data sets are of their own"
 
 
 @question(
@@ -79,10 +79,12 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
             return make_unobservable(cell, "rows_unknown", text, rank=rows_of_ranks.index([]))
         last = [len(list_rows(steps[-1]) or []) for steps in of_ranks]
         results.append(_judge_rows(cell, rows_of_ranks, last, where=where, device=audit.device))
-        if len(results) == 1 and is_split:
+        if len(results) == 1 and results[0].outcome == "passed" and not any(map(itemgetter(0), rows_of_ranks[0])):
             every = [step for rank in audit.ranks(audit.baseline) for step in rank.steps]
             base = {content for _, content in _collect_rows(every, by_content=True)}
-            if not _have_common({content for rows in rows_of_ranks for _, content in rows}, base):
+            # Ids are what they are; numbers with a fraction that the baseline is not fed may be noise.
+            are_ids = not is_split and all(map(_list_contents, ranks))
+            if not are_ids and not all(_have_common({row[1] for row in rows}, base) for rows in rows_of_ranks):
                 return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
         if results[-1].outcome == "failed" or results[0].outcome != "passed":
             return results[-1]
@@ -410,7 +412,7 @@ def _list_orders(ranks: Ranks) -> list[list[list[int]]]:
 
 _EPOCHS = re.compile(r"^(num_|n_|max_|total_)?(train_)?epochs?$", re.IGNORECASE)
 _ENDS_EARLIER = re.compile(
-    r"max_?(steps|iter)|num_?(steps|iter)|patience|early|resume|restore|init_from|load_from", re.IGNORECASE
+    r"max_?(steps|iter)|num_?(steps|iter)|patience|early|resume|restore|init_from|load_from|start", re.IGNORECASE
 )
 
 

@@ -25,7 +25,7 @@ from ddp_audit.observer.samples import (
     put_rows_first,
 )
 from ddp_audit.observer.steps import Micro, Steps
-from ddp_audit.observer.torch_private import get_uncompiled
+from ddp_audit.observer.torch_private import get_uncompiled, is_transformed
 
 _TRAINED_BY_A_STEP_OF_ITS_OWN = "LightningModule"
 """What is wrapped of such a model is its whole training step; alone, its forward pass is called or none."""
@@ -164,7 +164,7 @@ class Computing:
     def _find_model(self, module: Any) -> _Model | None:
         model = self._models.get(id(module))
         if model is None or model.module() is not module:
-            wrapper = next((item for item in module.modules() if _is_wrapper(item)), None)
+            wrapper = next(filter(_name_wrapper, module.modules()), None)
             spread = (lambda: None) if wrapper is None else weakref.ref(wrapper)
             model = self._models[id(module)] = _Model(weakref.ref(module), self._num_models, spread)
             self._num_models += 1
@@ -202,7 +202,8 @@ class Computing:
                 self._times.name_the_rest(timeline.EVALUATION)
 
     def _begin_forward(self, model: _Model, module: Any, arguments: Any, named: Any, is_training: bool) -> None:
-        first = put_rows_first([pair for pair in list_tensors((arguments, named)) if pair[1].dim()])
+        fed = [] if is_transformed() else list_tensors((arguments, named))
+        first = put_rows_first([pair for pair in fed if pair[1].dim()])
         given, ids = self._loaders.find([tensor for _, tensor in first], is_training=is_training)
         if not is_training:
             return
@@ -212,7 +213,7 @@ class Computing:
         if given is not None:
             micro.loader, micro.ids = given.loader, ids
         if wrapper is not None:
-            micro.wrapper = type(wrapper).__name__
+            micro.wrapper = _name_wrapper(wrapper)
             if isinstance(wrapper, DistributedDataParallel):
                 micro.is_synchronised = bool(wrapper.require_backward_grad_sync)
                 if is_start and not wrapper.broadcast_buffers:
@@ -223,15 +224,17 @@ class Computing:
             # A wrapper that was made around a model in evaluation mode is itself in training mode.
             inner = module if wrapper is None else getattr(wrapper, "module", module)
             micro.is_training = bool(getattr(inner, "training", True))
-            micro.attention = str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
         if is_start:
             micro.is_random = any(draws_at_random(item) for item in module.modules())
         if first:
-            micro.num_samples, micro.shape = len(first[0][1]), list(first[0][1].shape)
+            micro.num_samples, micro.shape = len(ids or first[0][1]), list(first[0][1].shape)
             if is_start:
                 micro.has_integers = any(
                     # One number for a row is a class of it, and no text.
-                    result.dim() > 1 and not _is_beside(name) and holds_whole_numbers(result)
+                    result.dim() > 1
+                    and len(result) == len(first[0][1]) == micro.num_samples
+                    and not _is_beside(name)
+                    and holds_whole_numbers(result)
                     for name, result in first
                 )
             # Rows are compared in the first pass over them, and in the first steps with what they were in it.
@@ -278,7 +281,7 @@ class Computing:
                 None,
             )  # fmt: skip
         micro.has_rows_of_ids = tokens is first
-        if room > 0 and micro.ids is not None and tokens is not None and tokens.dim() > 1:
+        if room > 0 and tokens is not None and tokens.dim() > 1 and len(tokens) == len(micro.ids or ()):
             heads = tokens.reshape(len(tokens), -1)[:room, :_HEAD_TOKENS]
             micro.heads = heads.long().tolist()
             micro.lengths = count_tokens(tokens.reshape(len(tokens), -1), mask)[:room]
@@ -320,7 +323,8 @@ class Computing:
             return
         micro.num_losses += 1
         if (
-            not self._steps.can_read(output)
+            is_transformed()
+            or not self._steps.can_read(output)
             or any(given.get(weight) is not None for weight in _WEIGHTS)
             or (target.is_floating_point() if is_of_classes else target.shape != given["input"].shape)
         ):
@@ -343,8 +347,9 @@ class Computing:
         self._steps.add_backward(float(loss.detach()) if is_one else None, self._lines.find())
 
 
-def _is_wrapper(module: Any) -> bool:
-    return not _WRAPPERS.isdisjoint(kind.__name__ for kind in type(module).__mro__)
+def _name_wrapper(module: Any) -> str:
+    """Return the kind of wrapper that a module is, by itself or by what it is made from; empty for none."""
+    return next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in _WRAPPERS), "")
 
 
 def _is_beside(name: str) -> bool:

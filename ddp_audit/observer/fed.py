@@ -1,13 +1,15 @@
 """What the script's loaders give out: which rows, in which pass, and how long it is waited for."""
 
+import contextlib
 import functools
 import itertools
 import math
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import torch
@@ -44,7 +46,8 @@ class Given:
     """As long as the script holds them."""
     places: list[dict[int, int]] | None = None
     """Checksum of a row -> its place, of each tensor on the host whose rows can be told from each other."""
-    is_used: bool = False
+    is_learned: bool | None = None
+    """Whether a model with gradients was fed it; False: one without, as what encodes pictures first; None: none yet."""
 
     def find_places(self, checksums: list[int]) -> list[int] | None:
         """Return the places of these rows in the batch, whose checksums are kept; None if one is not in it."""
@@ -75,7 +78,7 @@ class Loaders:
 
     def watch(self) -> None:
         """From now on every loader is watched."""
-        begin, advance, index = DataLoader.__iter__, Pass.__next__, getattr(Pass, NEXT_INDEX)
+        begin, advance, draw = DataLoader.__iter__, Pass.__next__, getattr(Pass, NEXT_INDEX)
 
         @functools.wraps(begin)
         def observed_begin(loader: Any) -> Any:
@@ -108,9 +111,9 @@ class Loaders:
                 times.leave()
             return batch
 
-        @functools.wraps(index)
+        @functools.wraps(draw)
         def observed_index(iterator: Any) -> Any:
-            result = index(iterator)
+            result = draw(iterator)
             self._guard(_keep_ids, iterator, result)
             return result
 
@@ -148,8 +151,13 @@ class Loaders:
                     ids = None if given.ids is None else [given.ids[at] for at in places]
                     return self._use(given, is_training), ids
         leading = {len(tensor) for tensor in tensors if tensor.dim()}
-        for given in self.given:
-            if not given.is_used and given.num_rows in leading:
+        waiting = [given for given in self.given if given.is_learned is None]
+        if is_training:
+            last = self.given[-1].loader if self.given else None
+            waiting += [given for given in reversed(self.given) if given.is_learned is False and given.loader == last]
+        for given in waiting:
+            # An object, such as a graph, is fed in parts of its own.
+            if given.num_rows in leading or not given.tensors:
                 return self._use(given, is_training), given.ids
         return None, None
 
@@ -165,7 +173,7 @@ class Loaders:
         return times
 
     def _use(self, given: Given, is_training: bool) -> Given:
-        given.is_used = True
+        given.is_learned = is_training or bool(given.is_learned)
         self._num_plain[given.loader] = self._num_plain.get(given.loader, 0) + 1
         (self._evaluating.discard if is_training else self._evaluating.add)(given.loader)
         return given
@@ -213,15 +221,19 @@ class Loaders:
         queue = held.get("_ddp_compare_ids")
         ids = queue.popleft() if queue else None
         tensors = [tensor for _, tensor in list_tensors(batch) if tensor.dim()]
-        num_rows = len(tensors[0]) if tensors else 0
-        if ids is not None and (len(ids) != num_rows or self._lengths.get(name) is None):
+        # Texts become tensors later.
+        num_rows = len(tensors[0]) if tensors else len(ids or ())
+        is_known = ids is not None and (len(ids) == num_rows or _is_apart(batch, len(ids)))
+        if not is_known or self._lengths.get(name) is None:
             ids = None
         alive: list[Callable[[], torch.Tensor | None]] = [weakref.ref(tensor) for tensor in tensors]
         given = Given(name, self._num_passes.get(name) == 1, ids, num_rows, alive)
         if self._num_plain.get(name, 0) < _PLAIN_BATCHES:
             given.find_places([])
         self.given.append(given)
-        while len(self.given) > _KEPT_BATCHES and (self.given[0].is_used or len(self.given) > _MOST_WAITING):
+        while len(self.given) > _KEPT_BATCHES and (
+            self.given[0].is_learned is not None or len(self.given) > _MOST_WAITING
+        ):
             self.given.popleft()
 
 
@@ -242,9 +254,18 @@ def _read_length(sized: Any) -> int | None:
         return None
 
 
+def _is_apart(batch: Any, number: int) -> bool:
+    """Return whether a batch keeps so many rows apart, as of pictures that are not of one size."""
+    parts = batch.values() if isinstance(batch, Mapping) else [batch, *batch] if isinstance(batch, list | tuple) else ()
+    return any(isinstance(part, list | tuple) and len(part) == number for part in parts)
+
+
 def _keep_ids(iterator: Any, outcome: Any) -> None:
-    if isinstance(outcome, list) and len(outcome) <= _MOST_IDS and all(isinstance(result, int) for result in outcome):
-        iterator.__dict__.setdefault("_ddp_compare_ids", deque()).append(list(outcome))
+    # What has no length may be read but once.
+    if hasattr(outcome, "__len__") and len(outcome) <= _MOST_IDS:
+        with contextlib.suppress(TypeError):  # one index, or what is none; numpy's and torch's are
+            ids = list(map(index, outcome))
+            iterator.__dict__.setdefault("_ddp_compare_ids", deque()).append(ids)
 
 
 def _clear_ids(iterator: Any) -> None:

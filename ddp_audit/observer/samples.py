@@ -28,7 +28,7 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     with torch.no_grad():
         every: list[Any] = list(tensors[:_MOST_TENSORS])
         is_sharded = any(hasattr(tensor, "to_local") for tensor in every)
-        picked = [_pick(tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor) for tensor in every]
+        picked = [_pick(get_elements(tensor.detach())) for tensor in every]
         if len({item.dtype for item in picked}) > 1:
             picked = [item.to(torch.float64) for item in picked]
         # One copy from the device for all of them.
@@ -37,6 +37,13 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     digests = [f"{zlib.crc32(content[start:end]):08x}" for start, end in zip([0, *ends], ends, strict=False)]
     head = [float(value) for value in values[:: max(1, len(values) // _SHOWN)][:_SHOWN]]
     return {"digests": digests, "head": head, "l2": float(values.square().sum().sqrt()), "is_sharded": is_sharded}
+
+
+def get_elements(tensor: Any) -> torch.Tensor:
+    """Return what this rank holds of a tensor that is sharded, and of a sparse one the rows that there are."""
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
 def _pick(tensor: torch.Tensor) -> torch.Tensor:

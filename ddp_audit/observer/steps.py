@@ -13,8 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ddp_audit.observer import timeline
 from ddp_audit.observer.clocks import ScriptLines
 from ddp_audit.observer.record import Guard, Line, Record
-from ddp_audit.observer.samples import digest_tensors
-from ddp_audit.observer.torch_private import count_collectives, has_hooks, is_compiler_used
+from ddp_audit.observer.samples import digest_tensors, get_elements
+from ddp_audit.observer.torch_private import count_collectives, has_hooks, is_compiler_used, untraced
 from ddp_audit.process.flight_recorder import read_recorded
 
 _OFTEN_UNTIL = 4
@@ -63,7 +63,8 @@ class Steps:
         self._counts: dict[str, int] = {}
         self._clips: list[dict[str, Any]] = []
         self._left: dict[str, Any] | None = None
-        self._is_changed_early = False
+        self._is_changed_early = self._is_stale = False
+        self._num_cleared = 0
         self._of_gradient: dict[str, Any] = {}
         self._start: dict[str, Any] | None = None
         self._optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
@@ -82,8 +83,9 @@ class Steps:
 
     def watch(self) -> None:
         """From now on optimizers and clipping are watched."""
-        register_optimizer_step_pre_hook(lambda optimizer, *_: self._guard(self._begin, optimizer))
-        register_optimizer_step_post_hook(lambda optimizer, *_: self._guard(self._end, optimizer))
+        # A compiler would trace them, where it compiles the optimizer's step.
+        register_optimizer_step_pre_hook(untraced(lambda optimizer, *_: self._guard(self._begin, optimizer)))
+        register_optimizer_step_post_hook(untraced(lambda optimizer, *_: self._guard(self._end, optimizer)))
         for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
             if hasattr(torch.nn.utils, name):
                 setattr(torch.nn.utils, name, self._make_observed_clip(getattr(torch.nn.utils, name)))
@@ -120,14 +122,20 @@ class Steps:
     def see_gradient(self, *, is_after: bool) -> None:
         """A backward pass begins or is over: what it leaves is what the optimizer finds, unless the script changes it.
 
-        The next one adds to that: whoever has changed it did not see all of the gradient.
+        The next one adds to that, or begins anew: whoever has changed it did not see all of the gradient. The first one
+        of a step finds nothing, unless what the optimizer found last is still there.
         """
         if self.is_sampled and len(self._optimizers) == 1:
-            now = digest_gradients(self._list_all_parameters()) if is_after or self._left else None
+            now = digest_gradients(self._list_all_parameters())
             if is_after:
                 self._left = now
-            elif self._left and now:
+            elif not now["digests"] or now.get("is_zero"):
+                self._num_cleared += self._left is not None
+                self._left, self._is_stale = None, False
+            elif self._left:
                 self._is_changed_early |= not _is_same_or_unscaled(self._left, now)
+            elif not self._depth:  # within the step, as for a closure, it was looked at when that began
+                self._is_stale = now["digests"] == self._of_gradient["gradient"]["digests"]
 
     def _judge_gradient(self, parameters: list[torch.Tensor]) -> None:
         """Keep what is known of the gradient that the optimizer has found; begin with the next one.
@@ -135,6 +143,7 @@ class Steps:
         `is_gradient_kept`: whether it is what the last backward left; None where that was not looked at.
         `left`: some elements of what that left.
         `is_gradient_changed_early`: whether something changes it before all of it is summed up over the ranks.
+        `is_gradient_stale`: whether it begins with that of the step before; `num_cleared`: how often it began anew.
         """
         gradient = digest_gradients(parameters)
         self._of_gradient = {
@@ -142,8 +151,10 @@ class Steps:
             "is_gradient_kept": self._left and _is_same_or_unscaled(self._left, gradient),
             "left": self._left and self._left["head"],
             "is_gradient_changed_early": self._is_changed_early or has_hooks(parameters, self._wrapper),
+            "is_gradient_stale": self._left and self._is_stale,
+            "num_cleared": self._num_cleared,
         }
-        self._left, self._is_changed_early = None, False
+        self._left, self._is_changed_early, self._is_stale, self._num_cleared = None, False, False, 0
 
     def _begin(self, optimizer: Any) -> None:
         self._depth += 1
@@ -217,7 +228,8 @@ class Steps:
         return {
             "start": self._start,
             "optimizer": type(optimizer).__name__,
-            "optimizer_options": read_options(optimizer),
+            # Of a wrapper around one they are not known.
+            "optimizer_options": hasattr(torch.optim, type(optimizer).__name__) and read_options(optimizer),
             "num_parameters": sum(item.numel() for item in parameters),
             "parameter_bytes": sum(item.numel() * item.element_size() for item in parameters),
             "device": parameters[0].device.type if parameters else "",
@@ -315,8 +327,7 @@ def digest_gradients(parameters: list[torch.Tensor]) -> dict[str, Any]:
     tensors = digest_tensors(gradients)
     if gradients and tensors["l2"] == 0:
         # Of most tensors some elements alone were looked at.
-        parts = (part.to_local() if hasattr(part, "to_local") else part for part in gradients)
-        tensors["is_zero"] = not any(bool(part.any()) for part in parts)
+        tensors["is_zero"] = not any(bool(get_elements(part).any()) for part in gradients)
     return tensors
 
 

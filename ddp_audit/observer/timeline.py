@@ -21,8 +21,8 @@ OTHERS = (CHECKPOINT, EVALUATION, NETWORK, SUBPROCESS)
 """What no step needs."""
 _get_others = itemgetter(*OTHERS)
 
-_SECTIONS = {DATA: 1, FORWARD: 2, BACKWARD: 3, OPTIMIZER: 4, EXCHANGE: 5, CHECKPOINT: 6}
-"""As training/process/heartbeat.py of ddp-compare numbers them for its watchdog."""
+_SECTIONS = {DATA: 1, FORWARD: 2, BACKWARD: 3, OPTIMIZER: 4, EXCHANGE: 5, CHECKPOINT: 6, EVALUATION: 7}
+"""As ddp_audit/running.py names them."""
 _WORDS_PER_RANK, _PID, _POSITION = 8, 0, 1
 
 

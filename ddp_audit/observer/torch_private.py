@@ -7,6 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import dataloader
 
+untraced: Any = torch._disable_dynamo
+"""Makes a function that a compiler calls as it is; torch.compiler's would import the compiler at once."""
+
 _IS_AVAILABLE = dist.is_available()
 
 Pass: Any = dataloader._BaseDataLoaderIter
@@ -51,6 +54,11 @@ def is_compiler_used() -> bool:
     """Return whether torch.compile has compiled something in this process."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return bool(counters and counters["frames"]["ok"])
+
+
+def is_transformed() -> bool:
+    """Return whether vmap, grad or the like of torch.func is under way: tensors have no elements then."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def get_kept_pass(loader: Any) -> Any:

@@ -62,6 +62,7 @@ epochs = 3
 while True:
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
 """
 
 _ACCELERATED = """

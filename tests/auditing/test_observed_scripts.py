@@ -26,14 +26,6 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.ones(4, 2)).sum().backward()
 optimizer.step()
 """
-_FORKS = """
-import os
-for _ in range(3):
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-"""
 _FOREIGN = """
 import torch
 class Careful(torch.optim.SGD):
@@ -66,18 +58,9 @@ def launch(forked, tmp_path):
     return run
 
 
-def test_a_script_without_steps_or_that_goes_on_as_another_program_is_told_so(launch, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"no optimizer step .* it forked 3 processes, which are not observed"):
-        require_steps(launch(_FORKS), started_in=tmp_path)
-    becomes = "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])\n"
-    launched = launch(f"{_STEP}\n{becomes}")
-    assert (launched.exit_code, launched.num_steps) == (0, 1)
-    with pytest.raises(ConfigurationError, match=r"became another program \(/.*\) after 1 step on rank 0"):
-        require_steps(launched, started_in=tmp_path)
-    # One that cannot, or whose child does, is still itself.
-    fails = f"{_STEP}\nimport os\ntry:\n    os.execv('/no/program', ['x'])\nexcept OSError:\n    pass\n"
-    child = "pid = os.fork()\nif pid == 0:\n    os.execv('/bin/true', ['true'])\nos.waitpid(pid, 0)\n"
-    require_steps(launch(fails + child), started_in=tmp_path)
+def test_a_script_without_steps_is_told_so(launch, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"no optimizer step of torch.optim was seen"):
+        require_steps(launch("import torch\n"), started_in=tmp_path)
 
 
 def test_a_script_that_fails_keeps_its_exit_code_and_its_steps_and_one_step_is_no_speed(launch, audit_script, tmp_path):
@@ -98,15 +81,6 @@ _LOOP = _STEP.replace("model(", "for _ in range(5):\n    model(").replace(
     "\noptimizer.step()", "\n    optimizer.step()"
 )
 _OPENS = "own = [open(f'own-{number}', 'w') for number in range(8)]\n"
-_FORGED = r"""
-import os
-paths = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
-record = next(path for path in paths if path.endswith("rank-0.jsonl"))
-with open(record, "a") as file:
-    for kind in ("window", "pass", "asked", "open", "loaded", "loader", "end", "torch", "children"):
-        file.write('{"kind": "%s", "begin": [], "end": 7, "loader": 0}\n' % kind)
-    file.write('{"kind": "step", "step": 2, "micros": [{}], "seconds": {}}\n')
-"""
 _HOSTILE = {
     "closes all files": f"import os\nos.closerange(3, 512)\n{_OPENS}",
     "closes ours, too": f"import os\nos.closerange(3, 65536)\n{_OPENS}",
@@ -114,7 +88,8 @@ _HOSTILE = {
     "    setattr(time, name, lambda: 0.0)\n",
     "replaces what it can": "import builtins, json, os, sys, threading\nos.write = os.getpid = json.dumps = None\n"
     "threading.current_thread = threading.main_thread = None\nsys.modules['__main__'] = object()\n",
-    "forges lines": _FORGED,
+    "transforms a model": "import torch\nhead = torch.nn.Linear(2, 1)\ntorch.vmap(torch.func.grad(lambda row: "
+    "torch.nn.functional.mse_loss(head(row), torch.ones(1))))(torch.ones(3, 2))\n",
     "compiles losses": "import torch\nfor loss in (torch.nn.CrossEntropyLoss(), torch.nn.MSELoss()):\n"
     "    torch.jit.script(loss)\n",
     "has no modules": "import sys, torch\nfor name in [one for one in sys.modules if one.startswith('ddp_audit')]:\n"

@@ -54,6 +54,9 @@ def test_tensors_are_digested_by_64_evenly_spread_elements():
     large[100] += 1
     assert digest_tensors([large])["digests"][0] != found["digests"][0]
     assert digest_tensors([torch.full((2,), 3.0), torch.full((1,), 4.0)])["l2"] == 34**0.5
+    # Of a sparse one, what there is.
+    sparse = torch.sparse_coo_tensor([[5, 5]], torch.tensor([[1.0], [2.0]]), (1000, 1))
+    assert digest_tensors([sparse])["l2"] == 3
 
 
 def test_only_elements_that_lie_in_memory_are_read():
@@ -83,6 +86,6 @@ def test_reading_a_clock_keeps_nothing_that_the_script_has_let_go_and_leaves_wha
 
 
 def test_without_an_audit_what_a_script_says_does_nothing():
-    with step(ids=[1, 2], num_tokens=3):
+    with step(ids=[1, 2]):
         say_asked(epochs=3)
     assert AuditCallback().on_train_begin.__doc__

@@ -84,6 +84,41 @@ def closure():
         optimizer.step(compute_loss)
 
 
+def looking_ahead():
+    """SAM: two gradients of the same rows per update."""
+    wrapped, optimizer = wrap(network), torch.optim.SGD(network.parameters(), lr=0.1)
+    for (batch,) in load(numbers):
+        F.mse_loss(wrapped(batch), batch[:, :1]).backward()
+        before = [one.detach().clone() for one in network.parameters()]
+        with torch.no_grad():
+            [one.add_(one.grad, alpha=0.1) for one in network.parameters()]
+        optimizer.zero_grad()
+        F.mse_loss(wrapped(batch), batch[:, :1]).backward()
+        with torch.no_grad():
+            [one.copy_(held) for one, held in zip(network.parameters(), before, strict=True)]
+        update(optimizer)
+
+
+def pictures_apart():
+    """Pictures of unlike sizes, one by one in a list, each with a target."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.filters, self.head = torch.nn.Conv2d(3, 6, 3), network
+
+        def forward(self, pictures):
+            return self.head(torch.stack([self.filters(picture).mean((1, 2)) for picture in pictures]))
+
+    pictures = [(row.repeat(3, 1).expand(3 + at % 3, 3, 6).transpose(0, 1), row[:1]) for at, row in enumerate(numbers)]
+    wrapped = wrap(Model())
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    sampler = DistributedSampler(pictures, seed=0)
+    for batch in DataLoader(pictures, SHARE, sampler=sampler, collate_fn=list):
+        targets = torch.stack([target for _, target in batch])
+        update(optimizer, F.mse_loss(wrapped([picture for picture, _ in batch]), targets))
+
+
 def told():
     """No loader, and rows that the script names itself: the three lines of docs/audit.md."""
     wrapped, optimizer = wrap(network), torch.optim.SGD(network.parameters(), lr=0.1)
