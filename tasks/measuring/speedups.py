@@ -11,11 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from tasks.measuring.arms import Arm
+from tasks.measuring.bench import Bench
 from tasks.measuring.intervals import (
     FEWEST_LAUNCHES,
     FEWEST_TURNS,
@@ -38,16 +38,6 @@ _MOST_TURNS = 12
 _MOST_TURNS_LATE = 3
 """Turns of a launch for each quiet one that it needs, once `max_seconds` are spent: a few more cost less than no
 interval."""
-
-
-class TimedBench(Protocol):
-    """What runs the blocks (tasks/measuring/bench.py: Bench)."""
-
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], timed_turns: TimedTurns) -> None:
-        """Run a block of every arm."""
-
-    def launch_again(self, arms: Sequence[Arm]) -> None:
-        """Start all ranks anew."""
 
 
 @dataclass(kw_only=True)
@@ -133,7 +123,7 @@ class Speedups:
 
 def measure_speedups(
     arms: Sequence[Arm],
-    bench: TimedBench,
+    bench: Bench,
     *,
     half_width: float,
     max_seconds: float,
@@ -174,7 +164,7 @@ def measure_speedups(
 def _run_launch(
     speedups: Speedups,
     arms: Sequence[Arm],
-    bench: TimedBench,
+    bench: Bench,
     order: Iterator[list[str]],
     is_late: Callable[[], bool],
     advance: Callable[[int], None],
