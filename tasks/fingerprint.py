@@ -87,8 +87,9 @@ def require_folder_for_dvc(folder: Path) -> None:
         return
     if not folder.resolve().is_relative_to(root.resolve()):
         raise ConfigurationError(
-            f"{folder}: leads to {folder.resolve()}, out of the git repository, and DVC writes a .gitignore beside its "
-            "outputs; allowed: a folder, or a link with `dvc config --local core.no_scm true`"
+            f"{folder}: leads to {folder.resolve()}, out of the git repository, where DVC keeps no outputs. Nor does "
+            "that save room: .work and .dvc/cache hold the bytes. Move the whole project to that disk, or type "
+            "`dvc config --local core.no_scm true` and keep the link"
         )
 
 

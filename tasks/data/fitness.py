@@ -26,6 +26,7 @@ from tasks.records.manifests import ROWS, BaseModelManifest, RawManifest
 _MOST_ROWS = 1_000
 _MOST_UNKNOWN, _MOST_WITHOUT_TARGET, _MOST_EQUAL = 0.1, 0.05, 0.1
 """Shares: of tokens, and of rows."""
+_OTHER_TOKENIZER = "use the tokenizer that belongs to the model, or a model for what these rows are written in"
 _FEW_TOKENS = 16
 _MOST_TOKENS = 8_192
 """Of the longest row that is tried."""
@@ -47,6 +48,14 @@ def check_fitness(params: Params, raw: Path, base_model: Path) -> TokenisedFacts
     place = f"model.source {params.model.source}"
     _require_words(result, place, manifest.source, has_prompts=params.dataset.holds_instructions)
     with translate_errors(place):
+        # What a tokenizer does not know may leave no token at all.
+        written = sum(_count_letters("".join(rows[row_id].parts)) for row_id in tokens)
+        spelled = sum(_count_letters(slicer.tokenizer.backend.decode(row.tolist())) for row in tokens.values())
+        if spelled < (1 - _MOST_UNKNOWN) * written:
+            raise DataError(
+                f"{place}: its tokens spell {spelled / written:.0%} of the letters of {manifest.source}; allowed: at "
+                f"least {1 - _MOST_UNKNOWN:.0%}; {_OTHER_TOKENIZER}"
+            )
         model = _load(params, base_model)
     _try(params, model, [row for row in tokens.values() if len(row) > (0 if has_labels(params.workload) else 1)])
     return result
@@ -78,6 +87,10 @@ def _try(params: Params, model: Any, texts: list[np.ndarray]) -> None:
         _require_separate_rows(model, params, texts, place)
 
 
+def _count_letters(text: str) -> int:
+    return sum(map(str.isalnum, text))
+
+
 def _count(
     rows: Mapping[int, Row], tokens: Mapping[int, np.ndarray], texts: Texts, *, is_labelled: bool
 ) -> TokenisedFacts:
@@ -100,7 +113,7 @@ def _count(
 def _require_words(facts: TokenisedFacts, place: str, source: str, *, has_prompts: bool) -> None:
     """Raise DataError unless the rows are still told apart by their tokens."""
     where = f"of the first {facts.num_rows:,} rows of {source}"
-    remedy = "use the tokenizer that belongs to the model, or a model for what these rows are written in"
+    remedy = _OTHER_TOKENIZER
     if facts.unknown_share > _MOST_UNKNOWN:
         raise DataError(
             f"{place}: its tokenizer knows {1 - facts.unknown_share:.1%} {where}, by tokens; allowed: at least "

@@ -94,7 +94,7 @@ class RowTokenizer:
         seconds = _SECONDS_OF_A_BATCH + sum(map(len, texts)) / _CHARACTERS_PER_SECOND
         what = f"tokenizer of the base model, rows {row_ids[0]} to {row_ids[-1]}" if row_ids else "tokenizer"
         remedy = "its tokenizer.json has a pattern too hard for these texts: use another tokenizer or other rows"
-        with bound_native_code(what, seconds=seconds, remedy=remedy):
+        with translate_errors(what), bound_native_code(what, seconds=seconds, remedy=remedy):
             encodings: list[Any] = self.backend.encode_batch_fast(texts, add_special_tokens=is_framed)
         for row_id, encoding in zip(row_ids or itertools.repeat("of a tokenizer"), encodings, strict=False):
             added = encoding.special_tokens_mask if is_framed else itertools.repeat(0)

@@ -332,8 +332,7 @@ def load_params(path: Path = Path("params.yaml"), *, looks_at_data: bool = True)
     try:
         params = Params.model_validate(read_strict_yaml(path))
         if looks_at_data:
-            base = path.resolve().parent
-            check_paths(params.model, params.dataset, ranges=params.ranges, heldout=params.heldout, base=base)
+            check_paths(params, path.resolve().parent)
     except ValidationError as error:
         raise ConfigurationError(f"{path}: {describe_first_complaint(error, Params)}") from None
     except ValueError as error:

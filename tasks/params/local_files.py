@@ -1,13 +1,17 @@
 """Whether the model and the rows that params.yaml names on this machine are there, before anything starts."""
 
+import contextlib
 import glob
 import hashlib
+import itertools
+import json
 import os
 import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from tasks.params.prompts import read_template
 from tasks.params.sources import DatasetParams, ModelParams, RowRange, count_rows_needed
@@ -18,28 +22,37 @@ _BUILDERS: dict[str, tuple[str, dict[str, str]]] = {
     ".parquet": ("parquet", {}), ".jsonl": ("json", {}), ".ndjson": ("json", {}), ".json": ("json", {}),
     ".csv": ("csv", {}), ".tsv": ("csv", {"sep": "\t"}), ".txt": ("text", {}), ".arrow": ("arrow", {}),
 }  # fmt: skip
-_PACKED = (".gz", ".bz2", ".xz", ".zst")
+PACKED = (".gz", ".bz2", ".xz", ".zst")
 _TEXT_FILES = f"a file of texts ({', '.join(_BUILDERS)}; all but parquet also packed, as .gz), or a folder of such"
-_MAX_TAR_BYTES_TO_COUNT = 2**30
+IN_GIT_LFS = b"version https://git-lfs"
+"""What a file begins with that Git LFS has not fetched."""
+_IMAGE_FILES = "a folder of class folders of images, or an uncompressed .tar of such"
+_HEADS = {"json": 0, "text": 0, "csv": 1}
+"""Reader -> the lines that stand before the rows, none of which is shorter than a line."""
+_MAX_BYTES_TO_COUNT, _MAX_TAR_BYTES_TO_COUNT = 2**28, 2**30
+_MAX_CONFIG_BYTES = 2**20
+SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"
+"""What save_to_disk of `datasets` writes beside the rows, and beside the folders of splits."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MAX_CLASS_NAME = 100
 _IMAGE = re.compile(rf"(^|/)[^./][^/]*({'|'.join(map(re.escape, SUFFIXES))})$", re.IGNORECASE)
 
 
-def check_paths(
-    model: ModelParams, dataset: DatasetParams, *, ranges: list[RowRange], heldout: RowRange, base: Path
-) -> None:
-    """Raise ValueError if a local source is not there below `base` or has fewer rows than are asked for."""
+def check_paths(params: Any, base: Path) -> None:
+    """Raise ValueError if a local source is not there below `base`, or has fewer rows or positions than asked for."""
+    model, dataset, heldout = params.model, params.dataset, params.heldout
     if model.kind == "path" and not (base / model.location / "config.json").is_file():
         is_weights = Path(model.location).suffix in _WEIGHTS and dataset.holds_images
         if not is_weights or not (base / model.location).is_file():
             what = "a file of a ResNet's weights" if is_weights else "a model folder"
             missing = model.location if is_weights else f"{model.location}/config.json"
             raise ValueError(f"model.source: no file {missing}; allowed: {what}")
+    if model.kind == "path" and not dataset.holds_images:
+        require_positions(model, base / model.location, params.train.seq_len)
     if dataset.template is not None:
         read_template(dataset.template, base=base)
     other = dataset.of_heldout
-    _check_rows(dataset, {"ranges": ranges, "heldout": [] if other else [heldout]}, base=base)
+    _check_rows(dataset, {"ranges": params.ranges, "heldout": [] if other else [heldout]}, base=base)
     if other is not None:
         _check_rows(other, {"heldout": [heldout]}, base=base)
         files = [base / item.location for item in (dataset, other) if item.kind == "path"]
@@ -50,13 +63,35 @@ def check_paths(
             )
 
 
+def require_positions(model: ModelParams, folder: Path, seq_len: int) -> None:
+    """Raise ValueError if the config.json of a model of texts says that it is for shorter rows.
+
+    Whatever else may be wrong with the file is asked by who reads the model.
+    """
+    most = None
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+        with (folder / "config.json").open("rb") as file:
+            written = json.loads(file.read(_MAX_CONFIG_BYTES))
+        # Elsewhere n_positions is no limit.
+        most = written.get("n_positions" if "n_embd" in written else "max_position_embeddings")
+    if isinstance(most, int) and 0 < most < seq_len:
+        raise ValueError(
+            f"train.seq_len: {seq_len}, and model.source {model.source} has positions for {most}; use fewer, or a "
+            "model for longer rows"
+        )
+
+
 def _check_rows(dataset: DatasetParams, asked: dict[str, list[RowRange]], *, base: Path) -> None:
     """Raise ValueError if the data set has fewer rows than are asked for, by key of params.yaml."""
     if dataset.kind != "path":
         return
     needed = count_rows_needed([part for parts in asked.values() for part in parts])
     try:
-        num_rows = (_count_images if dataset.holds_images else _count_texts)(base / dataset.location, dataset)
+        source = base / dataset.location
+        if not source.is_file() and not source.is_dir():
+            allowed = _IMAGE_FILES if dataset.holds_images else _TEXT_FILES
+            raise ValueError(f"no file {dataset.location}; allowed: {allowed}")
+        num_rows = _count_images(source, dataset) if dataset.holds_images else _count_texts(source, dataset, needed)
     except ValueError as error:
         raise ValueError(f"{dataset.key}: {error}") from None
     if num_rows is not None and needed > num_rows:
@@ -68,13 +103,8 @@ def _check_rows(dataset: DatasetParams, asked: dict[str, list[RowRange]], *, bas
 
 def _count_images(source: Path, dataset: DatasetParams) -> int | None:
     """Return the number of images; None where counting takes long."""
-    if not source.is_dir() and source.suffix != ".tar":
-        raise ValueError(
-            f"got {dataset.location!r} with image_size; allowed: a folder of class folders of images, or an "
-            "uncompressed .tar of such"
-        )
-    if not source.exists():
-        raise ValueError(f"no file {dataset.location}; allowed: a folder or .tar of images")
+    if source.is_file() and source.suffix != ".tar":
+        raise ValueError(f"got {dataset.location!r} with image_size; allowed: {_IMAGE_FILES}")
     if source.is_file() and source.stat().st_size > _MAX_TAR_BYTES_TO_COUNT:
         return None
     try:
@@ -85,29 +115,33 @@ def _count_images(source: Path, dataset: DatasetParams) -> int | None:
 
 def find_builder(file: Path) -> tuple[str, dict[str, str]]:
     """Return which reader of `datasets` is for the file, with its options. Raises ValueError for other files."""
-    suffix = file.suffixes[-2] if file.suffix in _PACKED and len(file.suffixes) > 1 else file.suffix
-    if suffix not in _BUILDERS:
+    is_packed = file.suffix in PACKED and len(file.suffixes) > 1
+    suffix = (file.suffixes[-2] if is_packed else file.suffix).lower()
+    if suffix not in _BUILDERS or (is_packed and suffix == ".parquet"):
         raise ValueError(f"got {str(file)!r}; allowed: {_TEXT_FILES}")
     return _BUILDERS[suffix]
 
 
-def _count_texts(file: Path, dataset: DatasetParams) -> int | None:
-    """Return the number of rows; None where only reading tells."""
+def _count_texts(file: Path, dataset: DatasetParams, needed: int) -> int | None:
+    """Return the number of rows, or how many there may be at most; None where only reading tells.
+
+    Lines are counted up to those that are needed.
+    """
     # datasets takes "::" for the end of an archive's name, and folders and what is in archives for patterns.
-    is_pattern = glob.has_magic(whole := str(file.resolve())) and (file.is_dir() or file.suffix in _PACKED)
+    is_pattern = glob.has_magic(whole := str(file.resolve())) and (file.is_dir() or file.suffix in PACKED)
     if is_pattern or "::" in whole:
         raise ValueError(f"got {whole!r}; allowed: a path without :: and, of a folder or packed file, [ * ?")
     if file.is_dir():
-        if not any(path.suffix in _BUILDERS or path.suffix in _PACKED for path in file.rglob("*")):
+        if (file / _SAVED_SPLITS).exists():
+            raise ValueError(f"got {dataset.location!r}, with a folder for each split; allowed: one of these folders")
+        if not any(path.suffix in _BUILDERS or path.suffix in PACKED for path in file.rglob("*")):
             raise ValueError(f"got {dataset.location!r}; allowed: {_TEXT_FILES}, or images with dataset.image_size")
         return None
-    find_builder(file)
+    reader, _ = find_builder(file)
     if dataset.config is not None:
         raise ValueError(f"got the file {dataset.location!r} with dataset.config; allowed: null, or a folder")
-    if not file.is_file():
-        raise ValueError(f"no file {dataset.location}; allowed: {_TEXT_FILES}")
-    if file.suffix != ".parquet":
-        return None
+    if reader != "parquet":
+        return None if file.suffix in PACKED or reader not in _HEADS else _count_lines(file, reader, needed)
     import pyarrow as pa  # here, not above: half a second that only local parquet files need
     import pyarrow.parquet as pq
 
@@ -115,6 +149,21 @@ def _count_texts(file: Path, dataset: DatasetParams) -> int | None:
         return int(pq.read_metadata(file).num_rows)
     except (pa.ArrowException, OSError):
         return None
+
+
+def _count_lines(file: Path, reader: str, needed: int) -> int | None:
+    """Return how many rows there may be at most, or more than are needed; None where lines do not tell."""
+    if file.stat().st_size > _MAX_BYTES_TO_COUNT:
+        return None
+    try:
+        with file.open(encoding="utf-8-sig") as opened:
+            lines = itertools.islice(opened, needed + 1)
+            if reader != "json":
+                return max(sum(1 for _ in lines) - _HEADS[reader], 0)
+            is_row = [line[0] == "{" and '}{"' not in line for line in lines if line.strip()]
+    except UnicodeDecodeError:
+        return None
+    return len(is_row) if len(is_row) > 1 and all(is_row) else None
 
 
 @dataclass(frozen=True)

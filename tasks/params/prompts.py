@@ -1,7 +1,6 @@
 """How an instruction becomes the prompt that a model reads, and in which columns its parts stand."""
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 
 from tasks.params.choices import suggest
@@ -19,8 +18,11 @@ CHAT = "chat"
 FILE = "path:"
 """Before the name of a file with a template of one's own."""
 
-COLUMNS = {"instruction": ("instruction",), "context": ("context", "input"), "response": ("response", "output")}
-"""Part of a row -> where it is looked for unless its column is named; a data set need not have a context."""
+CONTEXT = "context_column"
+COLUMNS = {
+    "instruction_column": ("instruction",), CONTEXT: ("context", "input"), "response_column": ("response", "output"),
+}  # fmt: skip
+"""Key of `dataset` -> where that part of a row is looked for unless it is named; a context need not be there."""
 
 _PLACE = re.compile(r"\{([A-Za-z_]+)\}")
 _MAX_CHARACTERS = 20_000
@@ -45,7 +47,7 @@ def read_template(name: str, *, base: Path = Path()) -> str | None:
         return TEMPLATES.get(name)
     file = name.removeprefix(FILE)
     try:
-        with (base / file).open(encoding="utf-8") as opened:
+        with (base / file).open(encoding="utf-8-sig") as opened:
             text = opened.read(_MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError):
         raise ValueError(f"dataset.template: {file} is no text file to read; allowed: one in UTF-8") from None
@@ -73,21 +75,3 @@ def fill_template(template: str, *, instruction: str, context: str) -> str:
         instruction = f"{instruction}\n{context}"
     parts = {"instruction": instruction, "context": context}
     return _PLACE.sub(lambda place: parts[place[1]], template)
-
-
-def choose_columns(named: dict[str, str | None], there: Collection[str]) -> dict[str, str | None]:
-    """Return part -> its column, of those that are there; None for a context that a data set does not have.
-
-    Raises ValueError with the part that has none.
-    """
-    texts: dict[str, str | None] = {}
-    for part, column in named.items():
-        candidates = COLUMNS[part] if column is None else (column,)
-        texts[part] = next((name for name in candidates if name in there), None)
-        if texts[part] is None and (column is not None or part != "context"):
-            wanted = " or ".join(repr(name) for name in candidates)
-            raise ValueError(
-                f"no column {wanted}; the columns there are: {', '.join(sorted(there)) or 'none'}; set "
-                f"dataset.{part}_column"
-            )
-    return texts

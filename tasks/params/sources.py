@@ -238,8 +238,9 @@ class DatasetParams(Source):
 
     @property
     def named_columns(self) -> dict[str, str | None]:
-        """Part of an instruction -> the column that is named for it; None where it is looked for."""
-        return {part: getattr(self, f"{part}_column") for part in COLUMNS}
+        """Key -> the column that it names, in the order in which they are read; None where it is looked for."""
+        keys = COLUMNS if self.holds_instructions else ("text_column", "label")[: 1 + (self.label is not None)]
+        return {key: getattr(self, key) for key in keys}
 
     @property
     def max_rows(self) -> int | None:
@@ -289,7 +290,7 @@ class DatasetParams(Source):
 
     def _check_instructions(self) -> None:
         """Raise ValueError unless what is said of prompts fits the rows."""
-        named = {f"{part}_column": column for part, column in self.named_columns.items() if column is not None}
+        named = {key: column for key in COLUMNS if (column := getattr(self, key)) is not None}
         if self.template is None:
             for key, column in named.items():
                 raise ValueError(

@@ -1,6 +1,7 @@
 """What a rehearsal is made from: config.json of the model, and rows as sliced, or as long as they may be."""
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from tasks.data.sources.image_models import make_config
 from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
+from tasks.params.local_files import check_paths, require_positions
 from tasks.params.sources import BUILTIN_CLASSIFIERS, BUILTIN_IMAGE_MODELS
 from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import ConfigurationError, StageError
@@ -51,12 +53,24 @@ def gather_inputs(params: Params) -> Iterator[Inputs]:
     """Yield what there is; raises ConfigurationError if the model's config is not to be had."""
     with tempfile.TemporaryDirectory() as scratch:
         model_dir, assumed = _find_model(params, Path(scratch))
+        _require_extent(params, model_dir)
         slices = _find_slices(params)
         if slices is None and read_unit(params.workload) != "image":
             assumed += (_ROWS_ASSUMED,)
         number = params.train.global_batch_size
         rows = slices or {f"0-{number}": write_longest_rows(Path(scratch) / "rows", params, number)}
         yield Inputs(model_dir=model_dir, slices=rows, assumed=assumed)
+
+
+def _require_extent(params: Params, model_dir: Path) -> None:
+    """Raise ConfigurationError if the model has fewer positions than asked for, or the data, if it is there, rows."""
+    try:
+        if read_unit(params.workload) != "image":
+            require_positions(params.model, model_dir, params.train.seq_len)
+        if os.path.exists(params.dataset.location):
+            check_paths(params, Path())
+    except ValueError as error:
+        raise ConfigurationError(f"params.yaml: {error}") from None
 
 
 def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:

@@ -25,7 +25,6 @@ _log = logging.getLogger(__name__)
 
 REVISIONS = Path(".work/download/revisions.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SMALL_FILES = (
     "config.json", "generation_config.json", INDEX, "tokenizer.json",
@@ -80,19 +79,14 @@ def download_model(repo_id: str, commit: str, folder: Path, *, has_weights: bool
     """Fill `folder` with the model's config, safetensors weights (unless told otherwise) and tokenizer, as real files.
 
     Weights are hard links into the Hugging Face cache where the file system allows it, the rest are copies.
-    Raises as `resolve_commit`; also DataError if the repository has no config or no safetensors weights.
+    Raises as `resolve_commit`.
     """
     wanted = [*SMALL_FILES, *WEIGHTS_FILES] if has_weights else [name for name in SMALL_FILES if name != INDEX]
-    names = download_files(repo_id, commit, folder, wanted)
-    if has_weights and not any(name.endswith(".safetensors") for name in names):
-        raise DataError(
-            f"model {repo_id} at {commit}: has no model.safetensors, and pickled weights are refused; choose a "
-            "model with safetensors, or convert it (https://huggingface.co/spaces/safetensors/convert)"
-        )
+    download_files(repo_id, commit, folder, wanted)
 
 
-def download_files(repo_id: str, commit: str, folder: Path, wanted: list[str]) -> list[str]:
-    """Fill `folder` with the model's files of these names, as the Hub states them; return those there are."""
+def download_files(repo_id: str, commit: str, folder: Path, wanted: list[str]) -> None:
+    """Fill `folder` with those of the model's files of these names that there are, as the Hub states them."""
     from huggingface_hub import snapshot_download
 
     with _translate_read_errors(f"model {repo_id}", commit), log_while_running(f"downloading model {repo_id}"):
@@ -102,15 +96,12 @@ def download_files(repo_id: str, commit: str, folder: Path, wanted: list[str]) -
     files = {file.name: file for pattern in wanted for file in sorted(snapshot.glob(pattern))}
     for file in files.values():
         _require_stated_hash(file, f"model {repo_id} at {commit}")
-    if _CONFIG not in files:
-        raise DataError(f"model {repo_id} at {commit}: has no {_CONFIG}; choose a transformers model")
     folder.mkdir(parents=True, exist_ok=True)
     for name, file in files.items():
         # A later stage may rewrite a small file, and the cache must not change with it.
         place = link_file if name.endswith(".safetensors") else shutil.copyfile
         place(file.resolve(), folder / name)
     _log.info("model %s at %s: %d files in %s", repo_id, commit, len(files), folder)
-    return list(files)
 
 
 def _require_stated_hash(file: Path, place: str) -> None:

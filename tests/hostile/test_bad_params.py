@@ -33,7 +33,12 @@ CASES["every section"]["unknown key of 10,000 characters"] = (
 )  # fmt: skip
 """Kind -> case -> what is changed, into what, and what the one line must name."""
 CHANGED = {"texts": GOOD, "adapters": GOOD.replace("seq_len: 64", LORA), "images": IMAGES, "classes": CLASSES}
-CHANGED["every section"] = WHOLE
+CHANGED |= {
+    "every section": WHOLE,
+    "norms": IMAGES.replace("tiny", "tiny\n  norm: sync_batch").replace("size: 1}", "size: 1, micro_batch_size: 8}"),
+    "search": GOOD.replace(", 100-250", "") + "search: {rungs: [1, 3]}\n",
+    "instructions": GOOD.replace("docstrings", "instructions\n  template: dolly").replace("causal_lm", "instruction"),
+}
 FILES = {
     "empty": b"",
     "list at the top": b"- a\n- b\n",

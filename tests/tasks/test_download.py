@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file, save_file
 
 from tasks.data.sources import models, row_store
@@ -92,6 +93,11 @@ def test_too_few_rows_name_the_number_needed_and_the_number_there(count):
         download(ask(jsonl(as_lines(TEXTS[:count]))))
 
 
+def _write(name, content):
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return {"source": f"path:{name}"}
+
+
 def _write_as(kind):
     """Write the texts as that kind of source; return the section `dataset`."""
     lines = [json.dumps({"text": text}) for text in TEXTS]
@@ -102,11 +108,15 @@ def _write_as(kind):
         "bom.jsonl": "\ufeff" + "\n".join(lines),
         "absent.jsonl": "\n".join([*lines[:35], '{"id": 1}', *lines[36:]]),
         "we[ir]d*.jsonl": "\n".join(lines),
+        "json": f"[{', '.join(lines)}]",
+        "txt": "\ufeff" + "\r\n".join(TEXTS),
+        "JSONL": "\n".join(lines),
     }
     if kind in texts:
-        content = texts[kind]
-        Path(f"a.{kind}").write_bytes(content if isinstance(content, bytes) else content.encode())
-        return {"source": f"path:a.{kind}"}
+        return _write(f"a.{kind}", texts[kind])
+    if kind == "saved":
+        Dataset.from_dict({"text": TEXTS}).save_to_disk("folder", num_shards=3)
+        return _write("folder/cache-0.arrow", "of another") and {"source": "path:folder"}
     names = ("a", "b") if kind == "configs" else ("",)
     for name in names:
         Path("folder", name).mkdir(parents=True)
@@ -121,7 +131,8 @@ def _write_as(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["csv", "jsonl.gz", "cr.jsonl", "bom.jsonl", "absent.jsonl", "we[ir]d*.jsonl", "shards", "configs"]
+    "kind",
+    "csv json txt jsonl.gz cr.jsonl bom.jsonl absent.jsonl we[ir]d*.jsonl JSONL shards saved configs".split(),  # noqa: SIM905
 )
 def test_a_local_source_may_be_whatever_datasets_reads(kind):
     rows, manifest = download(ask(_write_as(kind)))
@@ -145,6 +156,11 @@ def _two_columns():
         (lambda: {**_write_as("configs"), "config": "c"}, r"dataset.config: got c; allowed: 'a', 'b'"),
         (lambda: _rename(_write_as("jsonl.gz"), "a.jsonl"), "is compressed by gzip: give it a name that ends in .gz"),
         (_two_columns, "several columns have one name"),
+        (lambda: _write("a.json", json.dumps(as_lines([*TEXTS, 5]))), "column 'text' has values of several types"),
+        (lambda: _write("a.jsonl", "version https://git-lfs.github.com/spec/v1\noid"), "Git LFS has in its place"),
+        (lambda: _write("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-20]), "cannot be read"),
+        (lambda: _write("a.csv", "text,title\n" + "a,b,\n" * 40), "rows have more fields than the first line"),
+        (lambda: _write("a.csv", "id; text\n" + "1; a\n" * 40), "the columns there are: 'id; text'; set"),
     ],
 )
 def test_a_local_source_that_cannot_be_read_is_refused_with_the_reason(source, said):
@@ -156,7 +172,7 @@ def test_a_local_source_that_cannot_be_read_is_refused_with_the_reason(source, s
 def test_a_name_that_is_a_pattern_is_refused_before_anything_is_read(kind, name):
     asked = ask(_rename(_write_as(kind), name))
     with pytest.raises(ValueError, match=rf"dataset.source: got '.*{re.escape(name)}'; allowed: a path without"):
-        check_paths(asked.model, asked.dataset, ranges=asked.ranges, heldout=asked.heldout, base=Path())
+        check_paths(asked, Path())
 
 
 def test_a_held_out_text_that_is_trained_on_in_other_case_and_white_space_is_seen():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.data.sources.models import STORE, write_manifest
+from tasks.data.sources.models import STORE, check_files, write_manifest
 from tasks.params.sources import BUILTIN_IMAGE_MODELS, ModelParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.store.kept import fill_folder, is_kept
@@ -45,7 +45,6 @@ _NORMS = {
     "group": " with group in place of batch normalisation",
     "sync_batch": " with batch normalisation over the rows of all ranks",
 }
-_MAX_CONFIG_BYTES = 10 * 2**20
 _SIDE = 32
 
 
@@ -83,11 +82,7 @@ def store_image_model(model: ModelParams, *, class_names: Sequence[str], image_s
             weights += f" with {write_pretrained_network(model, new, class_names)}"
         else:
             for name in _FILES:
-                if not (file := Path(model.location, name)).is_file():
-                    allowed = f"a folder with {' and '.join(_FILES)}"
-                    raise DataError(f"model.source {model.source}: {name} is missing; allowed: {allowed}")
-                if name == "config.json" and file.stat().st_size > _MAX_CONFIG_BYTES:
-                    raise DataError(f"model.source {model.source}: {name} is larger than {_MAX_CONFIG_BYTES:,} bytes")
+                check_files([file := Path(model.location, name)], f"model.source {model.source}")
                 # Copies, not links: DVC makes its outputs read-only, and the user's own files must stay as they are.
                 shutil.copyfile(file, new / name)
         config, num_parameters = _check_model(new, class_names, image_size, model=model)

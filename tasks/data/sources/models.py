@@ -14,6 +14,7 @@ from tasks.data.builtin import corpus, tiny_models
 from tasks.data.row_tokenizer import translate_errors
 from tasks.data.sources.row_store import MAX_CLASSES, store_rows
 from tasks.machine.host_facts import read_free_memory_bytes
+from tasks.params.local_files import IN_GIT_LFS
 from tasks.params.sources import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
 from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import DataError
@@ -74,10 +75,11 @@ def store_model(
             texts = [row.text for row in next(store_rows(DatasetParams(source=_TEXTS), number).batches(number))]
         elif commit is not None:
             hub.download_model(model.location, commit, new, has_weights=has_weights)
+            _select_files(new, place, has_weights=has_weights)
         else:
             # Copies, not links: DVC makes its outputs read-only, and the user's own files must stay as they are.
-            for file in _select_files(Path(model.location), place, has_weights=has_weights):
-                shutil.copyfile(file, new / file.name)
+            for name in identity["files"]:
+                shutil.copyfile(Path(model.location, name), new / name)
             # The store is named after what the source held.
             if {file.name: digest_file(file) for file in new.iterdir()} != identity["files"]:
                 raise DataError(f"{place}: changed while it was read; run again")
@@ -122,7 +124,7 @@ def fetch_config(model: ModelParams, folder: Path, *, commit: str | None, is_cla
         hub.download_files(model.location, commit, folder, ["config.json"])
     else:
         file = Path(model.location) / "config.json"
-        _check_files([file, *file.parent.glob("*.safetensors")], place)
+        check_files([file, *file.parent.glob("*.safetensors")], place)
         folder.mkdir(parents=True)
         shutil.copyfile(file, folder / file.name)
     with BoundedChild() as child:
@@ -131,9 +133,9 @@ def fetch_config(model: ModelParams, folder: Path, *, commit: str | None, is_cla
 
 def _read_outline(folder: Path, place: str, is_classifier: bool | None) -> None:
     """Read the model that config.json describes: no weights say how large it may be."""
-    _read_config(folder, place, most_layers=_MOST_LAYERS)
+    _read_config(folder, place)
     if is_classifier is not None:
-        _build_outline(folder, place, most_layers=_MOST_LAYERS, is_classifier=is_classifier)
+        _build_outline(folder, place, is_classifier=is_classifier)
 
 
 def _make(folder: Path, model: ModelParams, class_names: Sequence[str], texts: Sequence[str]) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def _make(folder: Path, model: ModelParams, class_names: Sequence[str], texts: S
     elif model.weights == "random":
         from transformers import AutoModelForCausalLM
 
-        outline = _build_outline(folder, place, most_layers=_MOST_LAYERS, is_classifier=False)
+        outline = _build_outline(folder, place, is_classifier=False)
         needed = outline.num_parameters() * _BYTES_PER_PARAMETER
         with translate_errors(f"{place}: config.json"):
             if needed > (free := read_free_memory_bytes()[0]):
@@ -154,7 +156,7 @@ def _make(folder: Path, model: ModelParams, class_names: Sequence[str], texts: S
             tiny_models.draw_weights(
                 folder, partial(AutoModelForCausalLM.from_config, outline.config, trust_remote_code=False)
             )
-    _check_files((file for name in SMALL_FILES if (file := folder / name).exists()), place)
+    check_files((file for name in SMALL_FILES if (file := folder / name).exists()), place)
     num_tensors = _check_weights(folder, place)
     network = _build_outline(folder, place, most_layers=num_tensors, is_classifier=bool(class_names))
     refuse_not_finite(folder, place, parameters={name for name, _ in network.named_parameters()})
@@ -182,7 +184,7 @@ def _make_identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
     return {**identity, "files": {file.name: digest_file(file) for file in files}}
 
 
-def _build_outline(folder: Path, place: str, *, most_layers: int, is_classifier: bool) -> Any:
+def _build_outline(folder: Path, place: str, *, is_classifier: bool, most_layers: int = _MOST_LAYERS) -> Any:
     """Return the model that config.json describes, of shapes alone. Raises DataError if it is none for texts."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -192,15 +194,15 @@ def _build_outline(folder: Path, place: str, *, most_layers: int, is_classifier:
     with translate_errors(f"{place}: config.json"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if config.get_text_config(decoder=True) is not config:
-            others = ", ".join(name for name in config.sub_configs if name != "text_config")
+            others = ", ".join(name for name in config.sub_configs if name != "text_config") or "an encoder, too"
             raise ValueError(f"describes a model of more than texts ({others}); allowed: one of texts alone")
         with torch.device("meta"):
             return kind.from_config(config, trust_remote_code=False)
 
 
-def _read_config(folder: Path, place: str, *, most_layers: int) -> None:
+def _read_config(folder: Path, place: str, *, most_layers: int = _MOST_LAYERS) -> None:
     """Raise DataError for a config.json that no library should be given."""
-    _check_files([folder / "config.json"], place)
+    check_files([folder / "config.json"], place)
     with translate_errors(f"{place}: config.json"):
         written = json.loads((folder / "config.json").read_bytes())
         if not isinstance(written, dict):
@@ -220,7 +222,7 @@ def _read_config(folder: Path, place: str, *, most_layers: int) -> None:
 
 
 def _select_files(folder: Path, place: str, *, has_weights: bool) -> list[Path]:
-    """Return the files of a local model folder that are data: never pickles (.bin, .pt), never code (.py).
+    """Return the files of a model folder that are data: never pickles (.bin, .pt), never code (.py).
 
     Without `has_weights` those that are no weights.
     """
@@ -234,14 +236,14 @@ def _select_files(folder: Path, place: str, *, has_weights: bool) -> list[Path]:
             text = f"only {pickles[0]}, and pickled weights are refused" if pickles else "none"
             raise DataError(
                 f"{place}: needs model.safetensors, or model-*.safetensors with an index; found {text}; "
-                "write them with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+                "write them with transformers: AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(FOLDER)"
             )
         files += weights
-    _check_files(files, place)
+    check_files(files, place)
     return files
 
 
-def _check_files(files: Iterable[Path], place: str) -> None:
+def check_files(files: Iterable[Path], place: str) -> None:
     """Raise DataError for what is no file, or far larger than its kind: reading it would not end or take all memory."""
     for file in files:
         if not file.is_file():
@@ -249,6 +251,9 @@ def _check_files(files: Iterable[Path], place: str) -> None:
         size, allowed = file.stat().st_size, _MAX_SMALL_BYTES.get(file.name, _MAX_OTHER_BYTES)
         if size > allowed and file.suffix != ".safetensors":
             raise DataError(f"{place}: {file.name}: cannot be used ({size:,} bytes; allowed: {allowed:,})")
+        with file.open("rb") as opened:
+            if opened.read(len(IN_GIT_LFS)) == IN_GIT_LFS:
+                raise DataError(f"{place}: {file.name}: is what Git LFS has in its place: type git lfs pull")
 
 
 def _refuse_phantom_layers(config: Any, num_tensors: int) -> None:
@@ -331,6 +336,11 @@ def require_all_weights(model: Any, results: Mapping[str, Any], is_needed: Calla
     if lacking := sorted(filter(is_needed, results["missing_keys"])):
         more = f" ({len(lacking)} such)" if len(lacking) > 1 else ""
         raise ValueError(f"the weights lack {lacking[0]}{more}; allowed: every tensor; save the whole model")
+    if untied := {*model.get_expanded_tied_weights_keys(all_submodels=True)}.difference(model.all_tied_weights_keys):
+        raise ValueError(
+            f"the weights have another {min(untied)} than what config.json ties it to; allowed: equal ones, or "
+            "tie_word_embeddings: false"
+        )
     kinds = {_NUMBER.sub("", name) for name, _ in model.named_parameters()}
     if beyond := sorted(name for name in results["unexpected_keys"] if _NUMBER.sub("", name) in kinds):
         raise ValueError(f"the weights have {beyond[0]}, and config.json has fewer layers; allowed: as many")

@@ -19,6 +19,8 @@ MAX_QUARANTINED_SHARE = 0.05
 MAX_UNLABELLED_SHARE = 0.25
 """The same of rows without a class, which nothing is wrong with."""
 MAX_LABEL_CHARACTERS = 200
+_INEXACT = 2**53
+"""From here on one float stands for several whole numbers."""
 NO_CLASS = (-1, -100)
 """What data sets and libraries write for none; as text it is a class of that name."""
 CUT, UNLABELLED = "cut", "unlabelled"
@@ -55,15 +57,21 @@ class Row(NamedTuple):
     """What is to be answered; None where rows are no instructions."""
 
     @property
-    def content(self) -> bytes:
+    def parts(self) -> list[str]:
         """All that it says but for its class."""
-        return "\0".join([self.text, *(part for part in self[3:] if part is not None)]).encode()
+        return [self.text, *(part for part in self[3:] if part is not None)]
+
+    @property
+    def content(self) -> bytes:
+        """The same, in one."""
+        return "\0".join(self.parts).encode()
 
     @property
     def wording(self) -> bytes:
         """The same, however it is written: without case, and with one space for all white space between two words."""
-        parts = [self.text, *(part for part in self[3:] if part is not None)]
-        return "\0".join(" ".join(unicodedata.normalize("NFKC", part).casefold().split()) for part in parts).encode()
+        return "\0".join(
+            " ".join(unicodedata.normalize("NFKC", part).casefold().split()) for part in self.parts
+        ).encode()
 
 
 def open_parquet(path: Path) -> Any:
@@ -105,7 +113,6 @@ class RowCheck:
         self._place, self._key = place, key
         self._num_rows = 0
         self._faults: dict[str, tuple[int, int]] = {}
-        self._are_labels_text: bool | None = None
 
     def take(self, batch: Iterable[Sequence[Any]]) -> list[Row]:
         """Return the next rows as they are kept: texts, texts with a class, or instruction, context and response.
@@ -133,25 +140,18 @@ class RowCheck:
         return judge_value(value)
 
     def _set_label(self, row: Row, label: Any) -> Row:
-        if isinstance(label, float) and (math.isnan(label) or label.is_integer()):
+        if isinstance(label, float) and (math.isnan(label) or (label.is_integer() and abs(label) < _INEXACT)):
             # So a column of whole numbers is read where some rows have none.
             label = None if math.isnan(label) else int(label)
-        if label in (None, "", *NO_CLASS):
-            return Row("", UNLABELLED)
         is_text = isinstance(label, str)
+        if label in (None, *NO_CLASS) or (is_text and not label.strip()):
+            return Row("", UNLABELLED)
         if (len(label) > MAX_LABEL_CHARACTERS or not label.isprintable()) if is_text else not isinstance(label, int):
             raise DataError(
                 f"{self._place}: the class of row {self._num_rows} is {str(label)[:80]!r} ({type(label).__name__}); "
                 f"allowed: a whole number, or a line of text of at most {MAX_LABEL_CHARACTERS} characters"
             )
-        if self._are_labels_text not in (None, is_text):
-            # As `datasets` has it: a column is of one type.
-            raise DataError(
-                f"{self._place}: the class of row {self._num_rows} is {label!r}, and those before are "
-                f"{'numbers' if is_text else 'texts'}; allowed: one kind, whole numbers or texts"
-            )
-        self._are_labels_text = is_text
-        return row._replace(label=label if is_text else str(int(label)))
+        return row._replace(label=label.strip() if is_text else str(int(label)))
 
     def finish(self) -> None:
         """Raise DataError if so many rows are quarantined that the data set is not what it was taken for."""
@@ -215,7 +215,8 @@ def judge_value(value: str | None) -> Row:
         return Row("", "null")
     if not value.strip():
         return Row("", "blank")
-    text = value[:MAX_CHARACTERS]
+    # A byte order mark begins a file.
+    text = value.removeprefix("\ufeff")[:MAX_CHARACTERS]
     if "\0" in text:
         return Row("", "nul")
     try:

@@ -40,7 +40,7 @@ from training.process.files import digest_file, digest_json, replace_file
 _log = logging.getLogger(__name__)
 
 STORE = Path(".work/download/rows")
-_FORMAT = 4
+_FORMAT = 5
 """Counts up when rows are judged otherwise than before, or the file's layout changes."""
 _SCHEMA = pa.schema(
     [
@@ -227,7 +227,7 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
             f"params.yaml: ranges and heldout: they need {num_rows} rows, and {dataset.source} has {first}; "
             f"allowed: 0-{first}"
         )
-    return None if dataset.kind == "path" and Path(dataset.location).is_file() else notes.get("config")
+    return notes.get("config")
 
 
 def _make_table(first: int, rows: list[Row], schema: pa.Schema) -> pa.Table:
@@ -235,8 +235,7 @@ def _make_table(first: int, rows: list[Row], schema: pa.Schema) -> pa.Table:
 
 
 def _make_identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]:
-    columns = dataset.named_columns if dataset.holds_instructions else [dataset.text_column, dataset.label]
-    identity: dict[str, Any] = {"format": _FORMAT, "source": dataset.source, "columns": columns}
+    identity: dict[str, Any] = {"format": _FORMAT, "source": dataset.source, "columns": dataset.named_columns}
     if dataset.kind == "builtin":
         files = sorted(Path(corpus.__file__).parent.glob("*.py"))
         identity["packages"] = corpus.read_package_versions()

@@ -4,14 +4,14 @@ import glob
 import itertools
 import logging
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks.data.builtin.corpus import read_corpus_by_package, read_instructions
 from tasks.data.sources.row_policy import MAX_CHARACTERS
-from tasks.params.local_files import find_builder
-from tasks.params.prompts import choose_columns
+from tasks.params.local_files import IN_GIT_LFS, PACKED, SAVED, find_builder
+from tasks.params.prompts import COLUMNS, CONTEXT
 from tasks.params.sources import DatasetParams
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
 from tasks.services.hub_calls import bound_requests, find_status_code, is_caused_by, is_transient, name_error
@@ -24,8 +24,14 @@ _BEGINNINGS = {
     b"\x1f\x8b": "is compressed by gzip: give it a name that ends in .gz",
     b"\xff\xfe": "is UTF-16: save it as UTF-8",
     b"\xfe\xff": "is UTF-16: save it as UTF-8",
+    b"PAR1": "is parquet: give it a name that ends in .parquet",
+    b"PK\x03\x04": "is a zip archive: unpack it",
+    b"<!DOCTYPE": "is a web page: download the file itself",
+    IN_GIT_LFS: "is what Git LFS has in its place: type git lfs pull",
 }
-_OF_LINES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt")
+_MOST_OF_BEGINNING = 32
+_UNNAMED = "__index_level_0__"
+"""What pandas makes of the first field of a row that has more fields than there are names."""
 _EMPTY = "BatchSize must be greater than 0"
 """What the reader says of a parquet file without rows; of others it only stops."""
 
@@ -57,22 +63,31 @@ def read_source_values(
         yield batch
 
 
-def _choose_columns(dataset: DatasetParams, columns: Iterable[str]) -> list[str | None]:
+def _choose_columns(
+    dataset: DatasetParams, there: Collection[str], rows: Any, features: Mapping[Any, Any]
+) -> list[str | None]:
     """Return which of the columns are read: text and class, or instruction, context (None: there is none) and response.
 
-    Raises DataError if one is not there.
+    Raises DataError if one is not there, or of several types.
     """
-    there = sorted(columns)
-    try:
-        if dataset.holds_instructions:
-            return list(choose_columns(dataset.named_columns, there).values())
-        for key in ("text_column", "label"):
-            if (column := getattr(dataset, key)) is not None and column not in there:
-                listed = ", ".join(there) or "none"
-                raise ValueError(f"no column {column!r}; the columns there are: {listed}; set dataset.{key}")
-    except ValueError as error:
-        raise DataError(f"{dataset.place}: {error}") from None
-    return [dataset.text_column, *([] if dataset.label is None else [dataset.label])]
+    chosen = list[str | None]()
+    if rows.info.builder_name == "csv" and _UNNAMED in there:
+        raise DataError(
+            f"{dataset.place}: rows have more fields than the first line has names ({list(there)[:-1]}); allowed: "
+            "commas between fields, and quotes around texts that hold one"
+        )
+    for key, column in dataset.named_columns.items():
+        candidates = COLUMNS[key] if column is None else (column,)
+        chosen.append(next((name for name in candidates if name in there), None))
+        if chosen[-1] is None and (column is not None or key != CONTEXT):
+            wanted, listed = " or ".join(map(repr, candidates)), ", ".join(map(repr, sorted(there)))
+            raise DataError(
+                f"{dataset.place}: no column {wanted}; the columns there are: {listed or 'none'}; set dataset.{key}"
+            )
+        # As JSON, texts of an array are in quotes, and "0" is 0; the first text of lines that is none is found later.
+        if type(features.get(chosen[-1])).__name__ == "Json" and (key == "label" or rows.features is None):
+            raise DataError(f"{dataset.place}: column {chosen[-1]!r} has values of several types; allowed: one type")
+    return chosen
 
 
 def _read_rows(dataset: DatasetParams, commit: str | None, notes: dict[str, str]) -> Iterator[Sequence[Any]]:
@@ -80,13 +95,12 @@ def _read_rows(dataset: DatasetParams, commit: str | None, notes: dict[str, str]
     place = dataset.place + (f" at {commit}" if commit else "")
     try:
         for split in dataset.split.split("+"):
-            rows = _open(dataset, commit, split)
-            notes["config"] = rows.info.config_name
-            columns: list[str | None] = []
+            rows, features = _open(dataset, commit, split, notes)
+            columns = list[str | None]()
             # The data set's own names for its numbers; -1 is none.
-            names = getattr((rows.features or {}).get(dataset.label), "names", None)
+            names = getattr(features.get(dataset.label), "names", None)
             for batch in rows.iter(batch_size=BATCH_ROWS):
-                columns = columns or _choose_columns(dataset, batch)
+                columns = columns or _choose_columns(dataset, batch, rows, features)
                 size = len(next(iter(batch.values())))
                 parts = [batch.get(column) or [None] * size for column in columns]
                 if names:
@@ -103,8 +117,8 @@ def _read_rows(dataset: DatasetParams, commit: str | None, notes: dict[str, str]
             raise _translate_error(error, dataset, place) from None
 
 
-def _open(dataset: DatasetParams, commit: str | None, split: str) -> Any:
-    """Return the rows of a split, of which nothing is read yet."""
+def _open(dataset: DatasetParams, commit: str | None, split: str, notes: dict[str, str]) -> tuple[Any, dict[Any, Any]]:
+    """Return the rows of a split, of which nothing is read yet, and what is known of the types of its columns."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -118,10 +132,21 @@ def _open(dataset: DatasetParams, commit: str | None, split: str) -> Any:
         options["revision"] = commit
     else:
         options["cache_dir"] = str(_CACHE)
-        if not source.is_dir():
+        files = glob.escape(str(source.resolve()))
+        if (source / SAVED).is_file():
+            what, options = "arrow", {**options, "data_files": f"{files}/data-*.arrow", "split": "train"}
+        elif not source.is_dir():
             what, own = find_builder(source)
-            options |= {"data_files": glob.escape(str(source.resolve())), "split": "train", **own}
-    return datasets.load_dataset(what, streaming=True, **options)
+            options |= {"data_files": files, "split": "train", **own}
+    rows = datasets.load_dataset(what, streaming=True, **options)
+    if "data_files" not in options:
+        notes["config"] = rows.info.config_name
+    features = rows.features
+    if features is None and rows.info.builder_name == "json":
+        # A file that is one array says only where it is read what is in it.
+        first = next(iter(rows.with_format("arrow").iter(1)))
+        features = datasets.Features.from_arrow_schema(first.schema)
+    return rows, features or {}
 
 
 def _translate_error(error: Exception, dataset: DatasetParams, place: str) -> StageError:
@@ -141,13 +166,15 @@ def _translate_error(error: Exception, dataset: DatasetParams, place: str) -> St
         return ConfigurationError(f"params.yaml: dataset.config: got {dataset.config}; allowed: {match[1]}")
     if "Multiple matches for FieldRef" in message:
         return DataError(f"{place}: several columns have one name; allowed: each name once; rename them in the source")
-    if dataset.kind == "path" and Path(dataset.location).is_file():
-        with Path(dataset.location).open("rb") as file:
-            if why := _BEGINNINGS.get(file.read(2)):
-                return DataError(f"{place}: {why}")
+    own = Path(dataset.location)
+    if dataset.kind == "path" and own.is_file() and own.suffix not in PACKED:
+        with own.open("rb") as file:
+            start = file.read(_MOST_OF_BEGINNING)
+            for beginning, why in _BEGINNINGS.items():
+                if start.startswith(beginning):
+                    return DataError(f"{place}: {why}")
             file.seek(0)
-            is_text = isinstance(error, UnicodeDecodeError) and Path(dataset.location).suffix in _OF_LINES
-            for number, line in enumerate(file if is_text else (), start=1):
+            for number, line in enumerate(file if isinstance(error, UnicodeDecodeError) else (), start=1):
                 try:
                     line.decode()
                 except UnicodeDecodeError as wrong:

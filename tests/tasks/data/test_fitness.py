@@ -33,6 +33,7 @@ SMALL = {
 CLASSES = {"workload": "sequence_classification"}
 MODEL = {"source": "path:model", "name": "m"}
 BASE_MODEL, WEIGHTS = Path("data/base_model"), Path("model/model.safetensors")
+WORDS = token_models.WordLevel({"[UNK]": 0, "</s>": 1, "one": 2, "two": 3}, unk_token="[UNK]")
 _LENGTH = {"original_max_position_embeddings": 48}
 _FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 LONGROPE = {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, **_FACTORS, **_LENGTH}, **_LENGTH}
@@ -114,12 +115,13 @@ def test_a_model_without_its_vocabulary_is_refused(kind):
         ("does not depend on bert.pooler", "big_bird", {"is_decoder": True, "attention_type": "original_full"}, {}),
         ("depends on the rows beside it", "phi3", LONGROPE, {}),
         ("depends on the rows beside it", "fnet", {}, CLASSES),
+        (r"more than texts \(an encoder", "t5", {"d_kv": 8, "num_heads": 4}, {}),
         ("model of more than texts", "gemma3", {"vision_config": SMALL, "text_config": SMALL}, {}),
     ],
 )  # fmt: skip
 def test_a_model_that_cannot_be_trained_so_is_refused(says, kind, more, changes, tiny_qwen2):
     head = "AutoModelForSequenceClassification" if changes else "AutoModelForCausalLM"
-    write_model(kind, tokenizer=tiny_qwen2, head=head, **more)
+    write_model(kind, tokenizer=tiny_qwen2, head="AutoModel" if kind == "t5" else head, **more)
     with pytest.raises(DataError, match=says):
         try_model(seq_len=128, **changes)
 
@@ -148,6 +150,17 @@ def test_a_rehearsal_tries_local_weights_as_download_does(says, kind, head, chan
         alone.submit(_gather, params).result()
 
 
+@pytest.mark.parametrize(
+    ("says", "seq_len", "heldout"), [("path:model has positions for 64", 128, "20-30"), ("row 90 is", 64, "30-90")]
+)
+def test_a_rehearsal_asks_for_no_more_positions_and_rows_than_there_are(says, seq_len, heldout):
+    write_model("llama", tokenizer=None, max_position_embeddings=64)
+    WEIGHTS.unlink()
+    train = read_defaults()["train"] | {"seq_len": seq_len}
+    with pytest.raises(ConfigurationError, match=says):
+        _gather(ask(write_columns("jsonl", {"text": TEXTS}), model=MODEL, heldout=heldout, train=train))
+
+
 def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2):
     for kind, more in {
         "bert": {"is_decoder": True}, "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32}, "mamba": {}
@@ -168,6 +181,10 @@ def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2):
         (
             "model.norm.weight is float8_e4m3fn: quantised weights",
             lambda weights: weights.update({"model.norm.weight": weights["model.norm.weight"].to(torch.float8_e4m3fn)}),
+        ),
+        (
+            "the weights have another lm_head.weight than what config.json ties it to",
+            lambda _: edit_json(Path("model/config.json"), tie_word_embeddings=True),
         ),
         (
             "the weights have model.layers.3.mlp.up_proj.weight, and config.json has fewer layers",
@@ -210,18 +227,19 @@ def test_a_config_that_asks_for_more_than_a_model_is_refused(says, changes, tiny
 
 
 @pytest.mark.parametrize(
-    ("says", "normalizer"),
+    ("says", "model", "normalizer"),
     [
-        ("its tokenizer knows", None),
-        ("become the tokens of another", normalizers.Replace(Regex(".+"), "one")),
-        ("memory", normalizers.Sequence([normalizers.Replace("e", "e" * 10)] * 9)),
+        ("its tokenizer knows", WORDS, None),
+        ("rows 0 to 29: cannot be used", token_models.WordLevel({"one": 0, "two": 1}, unk_token="none"), None),
+        (r"its tokens spell \d\d% of", token_models.BPE({sign: ord(sign) for sign in "e0123456789"}, []), None),
+        ("become the tokens of another", WORDS, normalizers.Replace(Regex(".+"), "one")),
+        ("memory", WORDS, normalizers.Sequence([normalizers.Replace("e", "e" * 10)] * 9)),
     ],
-    ids=["unknown", "equal", "bomb"],
+    ids=["unknown", "raises", "silent", "equal", "bomb"],
 )  # fmt: skip
-def test_a_tokenizer_that_loses_the_texts_or_bursts_is_refused(says, normalizer, monkeypatch):
+def test_a_tokenizer_that_loses_the_texts_or_bursts_is_refused(says, model, normalizer, monkeypatch):
     write_model("llama", tokenizer=None)
-    vocabulary = {"[UNK]": 0, "</s>": 1, "one": 2, "two": 3}
-    tokenizer = Tokenizer(token_models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizer
     tokenizer.save("model/tokenizer.json")
     tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "eos_token": "</s>"}
@@ -261,13 +279,20 @@ def test_a_rehearsal_reads_a_local_config_with_the_same_checks(says, content, tm
         fetch_config(ModelParams(**MODEL), tmp_path / "fetched", commit=None, is_classifier=False)
 
 
-def test_a_chat_template_that_bursts_is_refused(tiny_qwen2, monkeypatch):
+@pytest.mark.parametrize(
+    ("template", "seq_len", "says"),
+    [("chat", 128, "memory|MemoryError"), ("dolly", 16, r"30 of .* fill train.seq_len; .* dataset.template")],
+)
+def test_prompts_that_burst_or_leave_no_room_for_a_response_are_refused(
+    template, seq_len, says, tiny_qwen2, monkeypatch
+):
     write_model("llama", tokenizer=tiny_qwen2)
     Path("model/chat_template.jinja").write_text("{{ ('x' * 6000000000)|length }}")
     dataset = write_columns("jsonl", {"instruction": TEXTS, "response": TEXTS})
-    params = ask({**dataset, "template": "chat"}, model=MODEL, workload="instruction")
+    train = read_defaults()["train"] | {"seq_len": seq_len}
+    params = ask({**dataset, "template": template}, model=MODEL, workload="instruction", train=train)
     download_rows(params, RAW, source_digest=None)
     download_model(params, BASE_MODEL)
     monkeypatch.setattr(bounded_child, "_SPARE_BYTES", 2**30)
-    with BoundedChild() as child, pytest.raises(DataError, match=r"memory|MemoryError"):
+    with BoundedChild() as child, pytest.raises(DataError, match=says):
         require_fitness(params, RAW, BASE_MODEL, child=child)

@@ -3,20 +3,14 @@
 import subprocess
 
 import pytest
-from ruamel.yaml import YAML
 
-from tasks.params import Params, load_params
+from tasks.params import load_params
 from tasks.params.editing import make_patch, make_train_changes
 from tasks.params.search import Configuration, SearchParams
 from tasks.params.strict_yaml import read_strict_yaml
-from tasks.process.failure import ConfigurationError
+from tests.tasks.local_rows import ask
 
 DEFAULTS = SearchParams()
-
-
-def _raw(project, **search):
-    raw = YAML(typ="safe", pure=True).load(project / "presets/embedded-search.yaml")
-    return {**raw, "search": {**raw["search"], **search}}
 
 
 def test_what_a_trial_has_follows_from_the_seed_and_its_number_alone():
@@ -38,46 +32,12 @@ def test_what_a_trial_has_follows_from_the_seed_and_its_number_alone():
     ]
 
 
-BAD = {
-    "learning rates upside down": ({"learning_rate": [5e-5, 5e-6]}, ["search.learning_rate", "least and largest"]),
-    "no least learning rate": ({"learning_rate": [0.0, 5e-6]}, ["search.learning_rate", "from 1e-12"]),
-    "rungs that fall": ({"rungs": [3, 1]}, ["search.rungs", "rising"]),
-    "warm-up beyond the end": ({"warmup_steps": [0, 5000]}, ["search.warmup_steps", "got 5000", "less than 153"]),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_search_is_one_line_with_what_was_got_and_what_is_allowed(case, project, tmp_path):
-    search, words = BAD[case]
-    file = tmp_path / "params.yaml"
-    YAML(typ="rt").dump(_raw(project, **search), file)
-    with pytest.raises(ConfigurationError) as found:
-        load_params(file)
-    assert "\n" not in str(found.value)
-    assert "allowed" in str(found.value)
-    for word in words:
-        assert word in str(found.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"ranges": ["0-100", "100-200"]}, "ranges: got 2 with search; allowed: one"),
-        ({"cells": {"8proc": {"strategy": "ddp", "world_size": 8}}}, "search.batch_size: got 4; allowed: multiples"),
-    ],
-)
-def test_a_comparison_that_cannot_be_searched_is_refused(project, changes, words):
-    raw = {**_raw(project), **changes}
-    raw["train"] |= {"global_batch_size": 64, "micro_batch_size": 4}
-    with pytest.raises(ValueError, match=words):
-        Params.model_validate(raw)
-    # Who asks for no search is asked for nothing.
-    del raw["search"]
-    assert Params.model_validate(raw).explain_unsearchable() is not None
+def test_who_asks_for_no_search_is_asked_for_nothing():
+    assert "ranges: got 2 with search" in str(ask(ranges=["0-10", "10-20"]).explain_unsearchable())
 
 
 def test_micro_batches_are_what_every_cell_can_split_that_can_split_the_batch(project):
-    params = Params.model_validate(_raw(project))
+    params = load_params(project / "presets/embedded-search.yaml")
     sizes = {
         batch: make_train_changes(
             params, Configuration(learning_rate=1e-3, batch_size=batch, weight_decay=0.0, warmup_steps=0)

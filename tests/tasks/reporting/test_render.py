@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from tasks.reporting import render
 from tasks.reporting.drawing import select_charts
 from tests.tasks.reporting.hostile import NAMES, TEXT, hostile
-from tests.tasks.reporting.rendered import markdown_of
+from tests.tasks.reporting.rendered import lacks, line_of, markdown_of
 
 ATTACKS = [
     TEXT, *NAMES.values(), "# no heading", "- no item", "no end #", "1. no item", "~~~ no fence", "<b> &amp;",
@@ -115,6 +115,17 @@ def test_a_table_leaves_out_what_is_never_known_and_the_report_has_whole_rows(me
         elif token.type == "table_close":
             assert len(set(row[1:])) == 1
             row = []
+
+
+def test_the_report_says_what_rows_became_and_the_classes_of_each_slice(clean_results: Results) -> None:
+    content = clean_results.model_dump(mode="json")
+    content["comparison"]["ranges"][0]["class_counts"] = {"spam": 7, "ham": 1}
+    content["comparison"]["dataset"]["tokenised"] = {
+        "num_rows": 30, "num_tokens": 900, "unknown_share": 0.0002, "num_rows_without_target": 12, "num_equal_rows": 3,
+        "before": "BOS", "behind": "EOS",
+    }  # fmt: skip
+    said = line_of(Results.model_validate(content), "Rows")
+    assert lacks(said, "spam", "BOS", "EOS", "0.02 %", "12 rows", "0-8: ") == []
 
 
 @pytest.mark.parametrize("name", ["clean", "withheld", "measured", "withheld_measured"])
