@@ -70,7 +70,7 @@ MUTANTS = [
         "tasks.params.search:SearchParams.draw", lambda of, self, index: of(self, 0), "tasks/params/test_search.py"
     ),
     _mutant("tasks.params.train:describe_rates", _return([]), "tasks/test_train.py"),
-    _mutant("tasks.params.cells:require_same_statistics", _return(None), "tasks/test_params.py"),
+    _mutant("tasks.params.cells:require_same_statistics", _return(None), "hostile/test_bad_params.py"),
     _mutant("tasks.params:Params.grad_accum_steps", _times(2), "tasks/test_params.py"),
     _mutant("tasks.params.prompts:fill_template", _first, "tasks/test_instructions.py", "tasks/test_params.py"),
     # tasks/data and the stages that bring it
