@@ -298,8 +298,10 @@ def _save_partial(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
     launch.heartbeat.enter(StepSection.CHECKPOINT)
     record.note_span()
     _note_peak_memory(ranks, record)
+    digests = strategy.digest()
+    _require_same_state(digests, f"{record.segment.range} epoch {record.segment.epoch}")
     record.file_away(ranks, everything=True)
-    launch.store.save_partial(strategy, record, ranks)
+    launch.store.save_partial(strategy, record, ranks, digests)
     seconds = time.perf_counter() - started
     record.counters.checkpoint_seconds += seconds
     launch.events.send(

@@ -80,7 +80,7 @@ class Saved:
     def next_partial_save(self, work: Path) -> Callable[[], Any]:
         """Return the save that came next, after step 14; the weights it saves are noted in `checksums`."""
         store, record = self._after_next_step(work, segment_step=_NEXT - STEPS_PER_SEGMENT)
-        return lambda: store.save_partial(self.strategy, record, ALONE)
+        return lambda: store.save_partial(self.strategy, record, ALONE, self.strategy.digest())
 
     def next_finished_save(self, work: Path) -> Callable[[], Any]:
         """Return the save of the finished segment, after step 16."""
@@ -91,7 +91,7 @@ class Saved:
             **vars(record.counters), cell="1proc", range=segment.range, epoch=segment.epoch,
             fingerprint=segment.fingerprint, first_step=record.first_step, last_step=last, loss=1.0,
             tokens_per_second=1.0, samples_per_second=1.0, backend=None, exchange={},
-            parameter_checksums=[self.checksums[last]], optimizer_checksums=[""],
+            parameter_checksums=[self.checksums[last]], optimizer_checksums=self.strategy.digest().optimizer,
         )  # fmt: skip
         return lambda: store.save_finished(self.strategy, record, ALONE, lambda: summary)
 

@@ -31,7 +31,7 @@ from training.state.receipt import (
     seal_folder,
     set_aside,
 )
-from training.step.snapshot import STATE, WEIGHTS, MisfitError, Part
+from training.step.snapshot import STATE, WEIGHTS, Digests, MisfitError, Part
 from training.step.strategy import Strategy
 
 _log = logging.getLogger(__name__)
@@ -98,11 +98,15 @@ class CheckpointStore:
         for folder in reversed(self._list_partials(segment)):
             problem = find_problem(folder, fingerprint=segment.fingerprint)
             if problem is None:
-                began = json.loads((folder / RECEIPT).read_bytes())["start_checksum"]
-                if start_checksum in (None, began):
+                receipt = json.loads((folder / RECEIPT).read_bytes())
+                began = receipt["start_checksum"]
+                if start_checksum not in (None, began):
+                    problem = f"its segment began from weights {began}, the predecessor now ends with {start_checksum}"
+                elif "digests" not in receipt:
+                    problem = "an earlier version saved it, without checksums of the state"
+                else:
                     self._require_same_world_size(folder)
                     return folder
-                problem = f"its segment began from weights {began}, the predecessor now ends with {start_checksum}"
             self._set_aside(folder, problem)
         return None
 
@@ -111,19 +115,16 @@ class CheckpointStore:
 
         Raises BadCheckpointError if that cannot be done: training never begins from anything else instead.
         """
-        folder = self.locate_finished(segment)
-        _restore(strategy, folder / self._make_weights_name(segment), folder / STATE_FILE)
-        wanted = facts["parameter_checksums"][0]
-        for got in strategy.digest().parameters:
-            if got != wanted:
-                raise BadCheckpointError(f"{folder}: loaded weights have checksum {got}, {wanted} were saved")
+        saved = Digests(facts["parameter_checksums"], facts["optimizer_checksums"])
+        _restore(strategy, self.locate_finished(segment), self._make_weights_name(segment), saved)
 
     def load_partial(self, folder: Path, strategy: Strategy, record: SegmentRecord) -> None:
         """Restore the state in mid-segment, and the segment's record up to there; to be called by all ranks.
 
         Raises BadCheckpointError if that cannot be done.
         """
-        state = _restore(strategy, folder / _PARTIAL_WEIGHTS, folder / STATE_FILE)
+        saved = json.loads((folder / RECEIPT).read_bytes())["digests"]
+        state = _restore(strategy, folder, _PARTIAL_WEIGHTS, Digests(**saved))
         try:
             counters = Counters(**state["counters"])
             counters.traffic = {kind: Exchanged(**item) for kind, item in state["counters"]["traffic"].items()}
@@ -146,8 +147,8 @@ class CheckpointStore:
         """Return where the segment stands once it is finished."""
         return self._segments / segment.fingerprint
 
-    def save_partial(self, strategy: Strategy, record: SegmentRecord, ranks: Ranks) -> Path:
-        """Save the state in mid-segment durably, then drop all but the newest few; return its folder.
+    def save_partial(self, strategy: Strategy, record: SegmentRecord, ranks: Ranks, digests: Digests) -> Path:
+        """Save the state in mid-segment, of these digests, durably; drop all but the newest few; return its folder.
 
         To be called by all ranks; raises UnwritableError on all of them if there is no room.
         """
@@ -155,7 +156,7 @@ class CheckpointStore:
         destination = self._partials / segment.fingerprint / f"step-{record.counters.num_steps:08d}"
         if ranks.ask_first_rank(destination.exists):
             return destination
-        self._save(destination, _PARTIAL_WEIGHTS, strategy, record, ranks)
+        self._save(destination, _PARTIAL_WEIGHTS, strategy, record, ranks, digests=digests._asdict())
         if ranks.is_first:
             for old in self._list_partials(segment)[:-_PARTIALS_KEPT]:
                 discard(old)
@@ -193,13 +194,14 @@ class CheckpointStore:
         ranks: Ranks,
         *,
         finish: Callable[[Path], Any] = lambda _: None,
+        **facts: Any,
     ) -> Any:
         """Have all ranks give their state, part by part, and rank 0 write it; return what its `finish(folder)` gives.
 
         After each part rank 0 says how it went: no rank waits in the next one for a rank 0 that has failed.
         """
         names = {WEIGHTS: weights_name, STATE: STATE_FILE}
-        facts = {**self._facts, "start_checksum": record.counters.start_checksum}
+        facts |= {**self._facts, "start_checksum": record.counters.start_checksum}
         with contextlib.ExitStack() as open_folder:
             folder = Path()
 
@@ -258,13 +260,22 @@ class CheckpointStore:
         return sorted(path for path in parent.glob("step-*") if path.name.removeprefix("step-").isdigit())
 
 
-def _restore(strategy: Strategy, weights_file: Path, state_file: Path) -> dict[str, Any]:
-    """Load both files, all or nothing; raises BadCheckpointError before any weight changes."""
-    weights, state = load_tensors(weights_file), load_tensors(state_file)
+def _restore(strategy: Strategy, folder: Path, weights_name: str, saved: Digests) -> dict[str, Any]:
+    """Load weights and state, all or nothing; raises BadCheckpointError before any weight changes.
+
+    Raises it also if the ranks do not hold afterwards what they held when it was `saved`.
+    """
+    files = {WEIGHTS: folder / weights_name, STATE: folder / STATE_FILE}
+    weights, state = map(load_tensors, files.values())
     try:
         strategy.restore(weights, state)
     except MisfitError as misfit:
-        require_no_differences({WEIGHTS: weights_file, STATE: state_file}[misfit.part], misfit.differences)
+        require_no_differences(files[misfit.part], misfit.differences)
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
-        raise BadCheckpointError(f"{state_file}: not the state of this run: {type(error).__name__}: {error}") from None
+        problem = f"not the state of this run: {type(error).__name__}: {error}"
+        raise BadCheckpointError(f"{files[STATE]}: {problem}") from None
+    for what, loaded, wanted in zip(("weights", "optimizer's state"), strategy.digest(), saved, strict=True):
+        if different := {*loaded} - {wanted[0]}:
+            text = f"loaded {what} have checksum {different.pop()}, {wanted[0]} were saved"
+            raise BadCheckpointError(f"{folder}: {text}")
     return state
