@@ -5,6 +5,7 @@ Tensor by tensor, in fp64: only norms are kept.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tasks.records.checked_update import Compared
@@ -26,19 +27,57 @@ _ROUNDINGS = 2
 """Of every weight in an update, by decay and by step: each is of half a unit in the last place at most."""
 _ALIKE = 0.05
 """What is left of a difference, as a share of it, where a factor explains it."""
+_LOST = 0.5
+"""Of what a tensor alone should change: beyond that, and its own noise, it is another change."""
 _NOTHING_LIKE_IT = 1e30
 """Stands for a difference that is no number."""
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums of squares over the numbers of a tensor, or of all."""
+
+    largest_in: str | None
+    """The tensor with the largest difference."""
+    difference: float
+    change: float
+    size: float
+    """Of what is expected."""
+    product: float
+    """Of the change and what it should be."""
+    others: Sequence[float]
+    """Of their differences."""
+
+    def relate(self, square: float) -> float:
+        """Return the root of a sum as a share of the change, or, of what did not change at all, of what it is."""
+        norm = self.change or self.size
+        result = math.sqrt(square / norm) if norm else float(square > 0)
+        return result if math.isfinite(result) else _NOTHING_LIKE_IT
+
+    @property
+    def rounding(self) -> float:
+        """What rounding every number once in fp32 comes to."""
+        return FP32_EPS / 2 * self.relate(self.size)
+
+    def compare(self, num_orders: int | None, rounding: float, kernel_margin: float) -> Compared:
+        """See Differences."""
+        others = list(map(self.relate, self.others))
+        orders, kernels = others[:num_orders], others[len(others[:num_orders]) :]
+        floor = max([*orders, self.rounding, rounding])
+        return self.make(max([floor, *kernels]), max([MARGIN * floor, *(kernel_margin * kernel for kernel in kernels)]))
+
+    def make(self, floor: float, tolerance: float) -> Compared:
+        """Return what is to be known, with this noise floor and this tolerance."""
+        return Compared(
+            difference=self.relate(self.difference), noise_floor=floor, tolerance=tolerance, largest_in=self.largest_in
+        )
 
 
 class Differences:
     """Of one kind of tensor, over all parameters; all differences are relative to what changes."""
 
-    def __init__(self, num_others: int = 0) -> None:
-        self._squares: dict[str, float] = {}
-        self._rounded: dict[str, Compared] = {}
-        """Tensor by tensor: what comes of the same numbers on both sides."""
-        self._change = self._size = self._product = 0.0
-        self._others = [0.0] * num_others
+    def __init__(self) -> None:
+        self._tensors: list[_Sums] = []
 
     def add(
         self, name: str, tensor: "Tensor", expected: "Tensor", *, since: "Tensor", others: Sequence["Tensor"] = ()
@@ -46,49 +85,27 @@ class Differences:
         """Take a `tensor` that was `since` and should be `expected`, or one of `others`, which are as right."""
         exact, start = expected.double(), since.double()
         change, own = exact - start, tensor.double() - start
-        self._squares[name] = float((own - change).square().sum())
-        squares = float(change.square().sum()), float(exact.square().sum())
-        self._change += squares[0]
-        self._size += squares[1]
-        self._rounded[name] = _compare_rounded(name, self._squares[name], *squares)
-        self._product += float((own * change).sum())
-        for place, other in enumerate(others):
-            self._others[place] += float((other.double() - exact).square().sum())
+        squares = (own - change, change, exact, *(other.double() - exact for other in others))
+        difference, its, size, *apart = (float(part.square().sum()) for part in squares)
+        product = float((own * change).sum())
+        self._tensors.append(_Sums(name if difference else None, difference, its, size, product, apart))
 
     @property
-    def relative_l2(self) -> float:
-        """L2 norm of the differences / L2 norm of the change."""
-        return self._relate(sum(self._squares.values()))
-
-    @property
-    def others(self) -> list[float]:
-        """The same of the others that are as right."""
-        return [self._relate(other) for other in self._others]
-
-    @property
-    def rounding(self) -> float:
-        """What rounding every number once in fp32 comes to."""
-        return FP32_EPS / 2 * self._relate(self._size)
+    def _whole(self) -> _Sums:
+        tensors = self._tensors
+        largest = max(tensors, key=lambda sums: sums.difference).largest_in if tensors else None
+        sums = (sum(getattr(item, name) for item in tensors) for name in ("difference", "change", "size", "product"))
+        return _Sums(largest, *sums, [sum(apart) for apart in zip(*(item.others for item in tensors), strict=True)])
 
     @property
     def ratio(self) -> float | None:
         """How many times as large the change is as it should be, where that is about all that is wrong; else None."""
-        if not self._change:
+        whole = self._whole
+        if not whole.change:
             return None
-        times = self._product / self._change
-        rest = self.relative_l2**2 - (times - 1) ** 2
+        times = whole.product / whole.change
+        rest = whole.relate(whole.difference) ** 2 - (times - 1) ** 2
         return times if rest < (_ALIKE * max(abs(times - 1), _ALIKE)) ** 2 else None
-
-    @property
-    def largest_in(self) -> str | None:
-        """The tensor with the largest difference."""
-        return max(self._squares, key=self._squares.__getitem__) if any(self._squares.values()) else None
-
-    def _relate(self, square: float) -> float:
-        # Of what did not change at all: relative to what it is.
-        norm = self._change or self._size
-        result = math.sqrt(square / norm) if norm else float(square > 0)
-        return result if math.isfinite(result) else _NOTHING_LIKE_IT
 
     def compare(
         self, *, num_orders: int | None = None, rounding: float = FP32_EPS, kernel_margin: float = 1.0
@@ -96,13 +113,12 @@ class Differences:
         """Return what is to be known of it: MARGIN x the largest of these floors is allowed.
 
         The floors are how far the first `num_orders` others are from what is expected (None: all), rounding, and
-        `rounding`. The rest of the others, which other kernels have made, may be `kernel_margin` x as far.
+        `rounding`. The rest of the others, which other kernels have made, may be `kernel_margin` x as far. It is that
+        of all tensors together or, where one was changed otherwise, of that one.
         """
-        orders, kernels = self.others[:num_orders], self.others[len(self.others[:num_orders]) :]
-        floor = max([*orders, self.rounding, rounding])
-        return self._make(
-            max([floor, *kernels]), max([MARGIN * floor, *(kernel_margin * kernel for kernel in kernels)])
-        )
+        changed = (sums for sums in self._tensors if sums.change)
+        whole, *each = (sums.compare(num_orders, rounding, kernel_margin) for sums in (self._whole, *changed))
+        return next((item for item in each if item.difference > max(MARGIN * item.noise_floor, _LOST)), whole)
 
     def compare_rounded(self) -> Compared:
         """Return the same of what comes of the same numbers on both sides: a few roundings of each are allowed.
@@ -110,24 +126,12 @@ class Differences:
         Of all tensors together or, where one is farther off than its own roundings make it, of that one: a small one
         that is wrong is nothing among millions of numbers.
         """
-        whole = self._make(self.rounding, MARGIN * FP32_EPS + _ROUNDINGS * self.rounding)
-        worst = max(self._rounded.values(), key=lambda item: item.difference / item.tolerance, default=whole)
+        whole, *each = (
+            sums.make(sums.rounding, MARGIN * FP32_EPS + _ROUNDINGS * sums.rounding)
+            for sums in (self._whole, *self._tensors)
+        )
+        worst = max(each, key=lambda item: item.difference / item.tolerance, default=whole)
         return worst if worst.difference > worst.tolerance else whole
-
-    def _make(self, floor: float, tolerance: float) -> Compared:
-        return Compared(difference=self.relative_l2, noise_floor=floor, tolerance=tolerance, largest_in=self.largest_in)
-
-
-def _compare_rounded(name: str, square: float, change: float, size: float) -> Compared:
-    norm = change or size
-    difference, rounding = (math.sqrt(part / norm) if norm else float(part > 0) for part in (square, size))
-    floor = FP32_EPS / 2 * rounding
-    return Compared(
-        difference=difference if math.isfinite(difference) else _NOTHING_LIKE_IT,
-        noise_floor=floor,
-        tolerance=MARGIN * FP32_EPS + _ROUNDINGS * floor,
-        largest_in=name,
-    )
 
 
 def compare_numbers(value: float, expected: float, tolerance: float) -> Compared:

@@ -187,7 +187,7 @@ class _Check:
         computed = process.gradient(number, self._order, *make_other_orders(config))
         gradients = [{name: part.cpu() for name, part in item.items()} for item in computed.by_order]
         expected, *others = computed.statistics_by_order
-        differences = Differences(len(others))
+        differences = Differences()
         for buffer, value in expected.items():
             differences.add(
                 buffer, self._after.statistics[buffer], value, since=self._before.statistics[buffer],
@@ -275,7 +275,7 @@ class _Check:
     ) -> dict[str, Compared]:
         """Compare with the gradients as clipped by the ranks' own norm, which is compared by itself."""
         config = self._config
-        kinds = {name: Differences(len(gradients) - 1) for name in ("gradient", "squares")}
+        kinds = {name: Differences() for name in ("gradient", "squares")}
         weights = Differences()
         clipped = [_clip(gradient, config.max_grad_norm, norm) for gradient in gradients]
         for name in self._before.trained:
