@@ -167,13 +167,14 @@ def train_segment(
         is_checkpoint = config.checkpoint_every_steps > 0 and segment_step % config.checkpoint_every_steps == 0
         is_evaluated = heldout.is_due(step)
         is_log_point = is_last or is_checkpoint or is_evaluated or segment_step % config.log_every_steps == 0
-        is_log_point |= updates.is_due(segment_step)
+        # A step is no log point for being checked: it is to be one like any other. The next one is, which logs both.
+        is_log_point |= updates.is_waiting or all(map(updates.is_due, (segment_step, segment_step + 1)))
         if not is_log_point and segment_step % steps_between_stop_checks == 0:
             heartbeat.enter(StepSection.COLLECTIVE)
             with window.time_computation():
                 is_log_point = ranks.highest(launch.stop.exit_code) > 0
         if not is_log_point:
-            # What is checked is not to be another step than those between two log points.
+            updates.end(segment_step, pause=window.pause)
             updates.begin(segment_step + 1, pause=window.pause)
             continue
 
@@ -185,7 +186,8 @@ def train_segment(
         spent = record.counters.check_seconds
         # Before anything else is done: what changes the state between two steps belongs to the update of the second,
         # and after the last one to nothing that may be saved.
-        updates.end(segment_step, facts[-1])
+        updates.end(segment_step)
+        updates.replay(facts)
         updates.begin(segment_step + 1)
         end = strategy.digest() if is_last else None
         spent = record.counters.check_seconds - spent

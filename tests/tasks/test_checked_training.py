@@ -86,11 +86,14 @@ def test_what_changes_the_state_where_no_step_does_breaks_the_chain_of_segments(
     assert (second["start_checksum"] == first["parameter_checksums"][0]) is (key is None)
 
 
-def test_what_is_wrong_between_two_log_points_is_seen(project):
+@pytest.mark.parametrize(
+    "key", ["gradient dropped at log points alone", "half of the update made, the rest at log points"]
+)
+def test_what_is_wrong_between_two_log_points_is_seen(project, key):
     change_params(project, {"train.log_every_steps": 10})
-    patch_project(project, "tests.tasks.wrong_updates:gradient dropped at log points alone")
+    patch_project(project, f"tests.tasks.wrong_updates:{key}")
     found = train(project)
-    # Those that begin behind a log point pass.
+    # Those that begin behind a log point, or end there, pass.
     assert sum(one["verdict"] == "failed" for one in found) >= 6
 
 

@@ -116,6 +116,27 @@ def _drop_when_opened(of, launch, strategy, *more):
     return of(launch, strategy, *more)
 
 
+_whole: list[Any] = []
+
+
+def _go_half(of, replica, learning_rate):
+    import torch
+
+    before = [part.detach().clone() for part in replica.parameters]
+    found = of(replica, learning_rate)
+    _whole[:] = [(part, part.detach().clone()) for part in replica.parameters]
+    with torch.no_grad():
+        for part, start in zip(replica.parameters, before, strict=True):
+            part.lerp_(start, 0.5)
+    return found
+
+
+def _go_whole(of, window, **named):
+    for part, whole in _whole:
+        part.data.copy_(whole)
+    return of(window, **named)
+
+
 BETWEEN = {
     "weights rounded in the warm-up": Patch("training.loop:_warm_up", _round_weights),
     "weights rounded before they are saved": Patch("training.loop:_finish", _round_first),
@@ -128,3 +149,6 @@ PATCHES["gradient dropped at log points alone"] = [
     Patch("training.loop:train_segment", _drop_when_opened),
     Patch("training.record.window:Window.open", lambda of, window: (of(window), [drop() for drop in _drops])[0]),
 ]
+PATCHES["half of the update made, the rest at log points"] = [
+    Patch("training.step.replica:Replica.step", _go_half), Patch("training.record.window:Window.close", _go_whole),
+]  # fmt: skip

@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,13 @@ class UpdateKeeper:
         self._events, self._heartbeat = events, heartbeat
         self._folder = config.work_dir / UPDATES_FOLDER
         self._kept: int | None = None
+        self._waiting: tuple[dict[str, Any], int] | None = None
+        """What is known of an update whose step is not logged yet, and the step."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an update is to be replayed once its step is logged."""
+        return self._waiting is not None
 
     def is_due(self, step: int) -> bool:
         """Return whether the update of this step is to be checked."""
@@ -71,39 +78,41 @@ class UpdateKeeper:
         `pause`: while in it the clock stands, if it would not anyway.
         """
         if self.is_due(step):
-            with pause():
-                self._begin(step)
+            with pause(), self._spend_time():
+                problem = self._ranks.ask_first_rank(partial(self._find_obstacle, step)) or self._keep(BEFORE)
+                self._kept = None if problem else step
+                if problem:
+                    self._note(step, {"verdict": "not checked", "problem": problem})
 
-    def _begin(self, step: int) -> None:
-        started = time.perf_counter()
-        self._heartbeat.enter(StepSection.CHECKPOINT)
-        problem = self._ranks.ask_first_rank(partial(self._find_obstacle, step)) or self._keep(BEFORE)
-        self._kept = None if problem else step
-        if problem:
-            self._note(step, {"verdict": "not checked", "problem": problem})
-        self._record.counters.check_seconds += time.perf_counter() - started
+    def end(
+        self, step: int, *, pause: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    ) -> None:
+        """Keep the state after the step if that before it was; as above."""
+        if self._kept == step:
+            with pause(), self._spend_time():
+                copies, self._kept = self._strategy.digest(), None
+                names = {"parameters": copies.parameters, "optimizer states": copies.optimizer}
+                self._waiting = {"copies": names, "problem": self._keep(AFTER)}, step
 
-    def end(self, step: int, fact: StepFacts) -> None:
-        """Keep the state after the step if that before it was, and wait until the stage has replayed the update.
-
-        `fact`: the step as it is logged.
-        """
-        if self._kept != step:
+    def replay(self, facts: Sequence[StepFacts]) -> None:
+        """Wait until the stage has replayed the update that waits, if one does; `facts`: of the steps, as logged."""
+        if self._waiting is None:
             return
+        (known, step), self._waiting = self._waiting, None
+        with self._spend_time():
+            (fact,) = (item for item in facts if item.step == self._record.first_step + step - 1)
+            logged = {"loss": fact.loss_sum / max(fact.num_targets, 1), "grad_norm": fact.grad_norm}
+            problem = known.pop("problem")
+            result = {"verdict": "not checked", "problem": problem} if problem else None
+            self._note(step, result or self._wait({"step": fact.step, **known, **logged}))
+            if self._ranks.is_first:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _spend_time(self) -> Iterator[None]:
         started = time.perf_counter()
         self._heartbeat.enter(StepSection.CHECKPOINT)
-        copies = self._strategy.digest()
-        facts = {
-            "step": fact.step,
-            "loss": fact.loss_sum / max(fact.num_targets, 1),
-            "grad_norm": fact.grad_norm,
-            "copies": {"parameters": copies.parameters, "optimizer states": copies.optimizer},
-        }
-        problem = self._keep(AFTER)
-        result = {"verdict": "not checked", "problem": problem} if problem else self._wait(facts)
-        self._note(step, result)
-        if self._ranks.is_first:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        yield
         self._record.counters.check_seconds += time.perf_counter() - started
 
     def _find_obstacle(self, step: int) -> str | None:
