@@ -56,6 +56,8 @@ class PlannedSegment(SegmentEntry):
 
     num_steps: int
     """Optimizer steps in it."""
+    is_partial: bool = False
+    """Whether the last of them has fewer samples than the others."""
     span: ScheduleSpan = ScheduleSpan(0, 0)
     """Its place in the learning rate's schedule."""
 
@@ -96,6 +98,7 @@ def plan_segments(
             segments.append(
                 PlannedSegment(
                     range=str(part), epoch=epoch, fingerprint=fingerprint, num_steps=num_steps, span=span,
+                    is_partial=slices[str(part)].num_rows % params.train.global_batch_size > 0,
                     folder=f"segments/{part}-epoch-{epoch}", rows_digest=slices[str(part)].digest,
                 )
             )  # fmt: skip
@@ -169,6 +172,7 @@ class CellTraining:
             [part.num_steps for part in self.segments],
             updates=verify.updates,
             seed=train.seed,
+            are_partial=[part.is_partial for part in self.segments],
         )
         segments = (
             SegmentConfig(
@@ -333,7 +337,9 @@ def _assemble(run: CellTraining, output: Path) -> None:
         backend=read_segment(output / last.folder).backend,
         train=run.params.train.model_dump(),
         workload=run.params.workload,
-        segments=[SegmentEntry(**part.model_dump(exclude={"num_steps", "span"})) for part in run.segments],
+        segments=[
+            SegmentEntry(**part.model_dump(exclude={"num_steps", "is_partial", "span"})) for part in run.segments
+        ],
         final_checkpoint=f"{last.folder}/{run.params.model.name}_{last.range}-epoch-{last.epoch}.pt",
     ).write(output)
 

@@ -57,11 +57,12 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
     problems, gaps = list(_find_problems(updates, cell)), list[Reason]()
     passed = [update for update in updates if update.verdict == "passed"]
     num_steps = run.add_up("num_steps")
+    # Some of these are checked always: by them alone nothing is known of the steps between.
+    known = {1, *(segment.facts.last_step for segment in run.segments)}
     for segment in run.segments:
         checked = _UPDATES.validate_python(segment.facts.checked_updates)
-        # First and last of the run are always checked: by them alone nothing is known of the steps between.
         if segment.facts.num_steps > 2:
-            checked = [update for update in checked if 1 < update.step < num_steps]
+            checked = [update for update in checked if update.step not in known]
         if not any(result.verdict == "passed" for result in checked):
             why = next((result.problem for result in checked if result.problem), "none was drawn when it was trained")
             gaps.append(
@@ -83,8 +84,7 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
     if gaps and not problems:
         return make_unchecked_finding(*gaps)
     worst = {kind: item for kind, _, item in _select_widest(passed)}
-    # Neither first nor last, which are checked always.
-    num_drawn = sum(1 < update.step < num_steps for update in passed)
+    num_drawn = sum(update.step not in known for update in passed)
     return make_finding(
         problems,
         "{cell}: {checked} of {drawn:plural update}, drawn over {steps:plural step}, are what one process "
@@ -94,7 +94,7 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
         checked=len(passed),
         drawn=len(updates),
         steps=num_steps,
-        probability=compute_probability(num_drawn) if num_drawn < num_steps - 2 else 1.0,
+        probability=compute_probability(num_drawn) if num_drawn < num_steps - len(known) else 1.0,
         **{
             f"{kind}_{name}": getattr(item, name)
             for kind, item in worst.items()

@@ -7,17 +7,22 @@ from tasks.equivalence.draw import draw_updates
 NAMES = ["2proc 0-500 epoch 1", "2proc 0-500 epoch 2", "2proc 500-1300 epoch 1", "2proc 500-1300 epoch 2"]
 
 
+PARTIAL = [True, True, False, False]
+
+
 def test_twelve_are_drawn_over_the_steps_of_the_default_comparison():
-    drawn = draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=1)
-    assert [len(one.required + one.optional) for one in drawn] == [2, 2, 4, 4]
+    drawn = draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=1, are_partial=PARTIAL)
+    assert [len(one.required + one.optional) for one in drawn] == [3, 2, 4, 3]
     assert all(len(one.required) >= 2 for one in drawn)
-    assert (drawn[0].required[0], drawn[-1].required[-1]) == (1, 50)
+    assert (drawn[0].required[0], drawn[0].required[-1], drawn[-1].required[-1]) == (1, 32, 50)
     for one, size in zip(drawn, [32, 32, 50, 50], strict=True):
         steps = one.required + one.optional
         assert len(set(steps)) == len(steps)
         assert set(steps) <= set(range(1, size + 1))
-    assert drawn == draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=1)
-    assert drawn != draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=2)
+    assert drawn == draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=1, are_partial=PARTIAL)
+    assert drawn != draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=2, are_partial=PARTIAL)
+    plain = draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=1)
+    assert [len(one.required + one.optional) for one in plain] == [2, 2, 4, 4]
 
 
 def test_one_more_segment_leaves_the_draws_before_it_as_far_as_they_go():
