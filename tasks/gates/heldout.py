@@ -6,6 +6,7 @@ import numpy as np
 
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import Reason, explain
+from tasks.params.choices import read_unit
 from tasks.records.evaluation import Figures
 from tasks.records.outputs import Outputs
 
@@ -118,15 +119,16 @@ def _find_other_heldout_rows(outputs: Outputs, cell: str) -> list[Reason]:
         for name, figure in figures.items()
         if figure.rows_digest not in ("", wanted)
     ]
-    counts = {name: figure.num_tokens for name, figure in figures.items()}
-    if len({*counts.values()}) > 1:
-        problems.append(
-            explain(
-                "other_tokens",
-                "{cell}: its models and the base model were evaluated on other numbers of tokens: {tokens}",
-                cell=cell, tokens=[f"{name} {count:,}" for name, count in counts.items()],
-            )
-        )  # fmt: skip
+    rows, params = outputs.slices[outputs.params.heldout_name], outputs.params
+    held_out = rows.count_units(params.train.seq_len, workload=params.workload)
+    problems += [
+        explain(
+            "other_tokens", "{model}: evaluated on {tokens:,} {unit}s, {expected:,} are held out",
+            model=name, tokens=figure.num_tokens, unit=read_unit(params.workload), expected=held_out,
+        )
+        for name, figure in figures.items()
+        if figure.num_tokens != held_out
+    ]  # fmt: skip
     if evaluation.seq_len != outputs.params.train.seq_len:
         problems.append(
             explain(
