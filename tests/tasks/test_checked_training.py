@@ -87,6 +87,20 @@ def test_what_changes_the_state_where_no_step_does_breaks_the_chain_of_segments(
 
 
 @pytest.mark.parametrize(
+    ("key", "every"),
+    [("weights rounded by an evaluation", "eval"), ("weights rounded by a checkpoint", "checkpoint")],
+)
+def test_what_changes_weights_between_two_steps_belongs_to_the_update_of_the_second(
+    project: Path, key: str, every: str
+) -> None:
+    change_params(project, {f"train.{every}_every_steps": 1, "verify.updates": 3})
+    patch_project(project, f"tests.tasks.wrong_updates:{key}")
+    found = train(project)
+    assert {one["step"] for one in found if one["verdict"] == "passed"} == {1}
+    assert len(found) > 3
+
+
+@pytest.mark.parametrize(
     "key", ["gradient dropped at log points alone", "half of the update made, the rest at log points"]
 )
 def test_what_is_wrong_between_two_log_points_is_seen(project, key):

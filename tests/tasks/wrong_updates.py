@@ -142,7 +142,11 @@ BETWEEN = {
     "weights rounded before they are saved": Patch("training.loop:_finish", _round_first),
 }
 """What changes the state where no step does."""
-PATCHES = {key: [patch] for key, patch in (WRONG | OTHERS | LATE | BETWEEN).items()}
+BEFORE_A_STEP = {
+    "weights rounded by an evaluation": Patch("training.loop:_evaluate", _round_weights),
+    "weights rounded by a checkpoint": Patch("training.loop:_save_partial", _round_weights),
+}
+PATCHES = {key: [patch] for key, patch in (WRONG | OTHERS | LATE | BETWEEN | BEFORE_A_STEP).items()}
 PATCHES["gradient dropped at log points alone"] = [
     Patch("training.step.replica:Replica.optimizer_step", _while_kept),
     Patch("training.step.replica:Replica.zero_grad", lambda of, replica: None if _kept else of(replica)),
