@@ -165,6 +165,7 @@ RECORDS = {
         "timed: other rows": _blocks(rows=block("2proc", 2).rows),
         "timed: weak scaling called strong": _blocks(num_tokens=64, num_samples=16),
         "timed: larger micro-batches in one arm": _blocks(num_micro_batches=4),
+        "timed: rows padded to full length": _blocks("1proc", num_positions=2 * 128 * 4),
         "timed: no exchange": _blocks(num_exchanges=[0, 0]),
         "timed: nothing learned": _blocks("1proc", grad_norm_sum=0.0),
         "timed: no update": _blocks(updates=[[0, 0]] * 2),
