@@ -125,7 +125,6 @@ def train_segment(
 ) -> dict[str, Any]:
     """Train one segment from wherever its record stands to its end; return its segment.json."""
     config, ranks, segment, heartbeat = launch.config, launch.ranks, record.segment, launch.heartbeat
-    updates = UpdateKeeper(config, ranks, strategy, record, events=launch.events, heartbeat=heartbeat)
     heldout, divergence = Heldout(launch), DivergenceRule()
 
     def make(segment_step: int) -> list[MicroBatch]:
@@ -145,8 +144,11 @@ def train_segment(
     steps_between_stop_checks, to_run_step = 1, record.first_step - 1
     record.start_span()
     record.mark_exchanges(ranks, num_steps=record.counters.num_steps)
-    updates.begin(steps.start)
     window = Window(ranks)
+    updates = UpdateKeeper(
+        config, ranks, strategy, record, pause=window.pause, events=launch.events, heartbeat=heartbeat
+    )
+    updates.begin(steps.start)
     heartbeat.on_enter = window.pace.enter
     for segment_step, micro_batches, data_wait_seconds in prefetch_micro_batches(
         make, steps, ranks.device, on_wait=lambda segment_step: heartbeat.begin(segment_step + to_run_step)
@@ -168,14 +170,14 @@ def train_segment(
         is_evaluated = heldout.is_due(step)
         is_log_point = is_last or is_checkpoint or is_evaluated or segment_step % config.log_every_steps == 0
         # A step is no log point for being checked: it is to be one like any other. The next one is, which logs both.
-        is_log_point |= updates.is_waiting or all(map(updates.is_due, (segment_step, segment_step + 1)))
+        is_log_point |= bool(updates.waiting) or all(map(updates.is_due, (segment_step, segment_step + 1)))
         if not is_log_point and segment_step % steps_between_stop_checks == 0:
             heartbeat.enter(StepSection.COLLECTIVE)
             with window.time_computation():
                 is_log_point = ranks.highest(launch.stop.exit_code) > 0
         if not is_log_point:
-            updates.end(segment_step, pause=window.pause)
-            updates.begin(segment_step + 1, pause=window.pause)
+            updates.end(segment_step)
+            updates.begin(segment_step + 1)
             continue
 
         # ---------------------------------------------------- log point: the clock stands still from here on

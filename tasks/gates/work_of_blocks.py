@@ -107,8 +107,8 @@ class _Judge:
     @cached_property
     def _trained_positions(self) -> Mapping[str, NDArray[np.int64]]:
         """Range -> positions in each step of its first epoch, padding included."""
-        first = (part for part in self.run.segments if part.facts.epoch == 1)
-        return {part.facts.range: part.read_steps().num_positions for part in first}
+        first = (part.facts for part in self.run.segments if part.facts.epoch == 1)
+        return {facts.range: self.run.steps.num_positions[facts.first_step - 1 : facts.last_step] for facts in first}
 
     @property
     def is_as_trained(self) -> bool:

@@ -5,12 +5,12 @@ into every checkpoint: what is killed between keeping and replaying is trained, 
 one update is on disk at a time, and the step itself runs as any other.
 """
 
-import contextlib
 import json
 import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,54 +51,44 @@ class UpdateKeeper:
         strategy: Strategy,
         record: SegmentRecord,
         *,
+        pause: Callable[[], AbstractContextManager[None]],
         events: EventStream,
         heartbeat: Heartbeat,
     ) -> None:
+        """`pause`: while in it the clock of the steps stands."""
         self._config, self._ranks, self._strategy, self._record = config, ranks, strategy, record
-        self._events, self._heartbeat = events, heartbeat
+        self._pause, self._events, self._heartbeat = pause, events, heartbeat
         self._folder = config.work_dir / UPDATES_FOLDER
         self._kept: int | None = None
-        self._waiting: tuple[dict[str, Any], int] | None = None
-        """What is known of an update whose step is not logged yet, and the step."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether an update is to be replayed once its step is logged."""
-        return self._waiting is not None
+        self.waiting: tuple[dict[str, Any], int] | None = None
+        """What is known of an update that is to be replayed once its step is logged, and the step."""
 
     def is_due(self, step: int) -> bool:
         """Return whether the update of this step is to be checked."""
         return step in self._record.segment.checked_steps or step in self._record.segment.optional_steps
 
-    def begin(
-        self, step: int, *, pause: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    ) -> None:
-        """Keep the state before the step, if it is to be checked; note why not where it cannot be.
-
-        `pause`: while in it the clock stands, if it would not anyway.
-        """
+    def begin(self, step: int) -> None:
+        """Keep the state before the step, if it is to be checked; note why not where it cannot be."""
         if self.is_due(step):
-            with pause(), self._spend_time():
+            with self._spend_time():
                 problem = self._ranks.ask_first_rank(partial(self._find_obstacle, step)) or self._keep(BEFORE)
                 self._kept = None if problem else step
                 if problem:
                     self._note(step, {"verdict": "not checked", "problem": problem})
 
-    def end(
-        self, step: int, *, pause: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    ) -> None:
-        """Keep the state after the step if that before it was; as above."""
+    def end(self, step: int) -> None:
+        """Keep the state after the step if that before it was."""
         if self._kept == step:
-            with pause(), self._spend_time():
+            with self._spend_time():
                 copies, self._kept = self._strategy.digest(), None
                 names = {"parameters": copies.parameters, "optimizer states": copies.optimizer}
-                self._waiting = {"copies": names, "problem": self._keep(AFTER)}, step
+                self.waiting = {"copies": names, "problem": self._keep(AFTER)}, step
 
     def replay(self, facts: Sequence[StepFacts]) -> None:
         """Wait until the stage has replayed the update that waits, if one does; `facts`: of the steps, as logged."""
-        if self._waiting is None:
+        if self.waiting is None:
             return
-        (known, step), self._waiting = self._waiting, None
+        (known, step), self.waiting = self.waiting, None
         with self._spend_time():
             (fact,) = (item for item in facts if item.step == self._record.first_step + step - 1)
             logged = {"loss": fact.loss_sum / max(fact.num_targets, 1), "grad_norm": fact.grad_norm}
@@ -108,12 +98,13 @@ class UpdateKeeper:
             if self._ranks.is_first:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _spend_time(self) -> Iterator[None]:
-        started = time.perf_counter()
-        self._heartbeat.enter(StepSection.CHECKPOINT)
-        yield
-        self._record.counters.check_seconds += time.perf_counter() - started
+        with self._pause():
+            started = time.perf_counter()
+            self._heartbeat.enter(StepSection.CHECKPOINT)
+            yield
+            self._record.counters.check_seconds += time.perf_counter() - started
 
     def _find_obstacle(self, step: int) -> str | None:
         """Return why the update is not checked; None if it can be. Asked of the first rank."""
