@@ -154,5 +154,6 @@ PATCHES["gradient dropped at log points alone"] = [
     Patch("training.record.window:Window.open", lambda of, window: (of(window), [drop() for drop in _drops])[0]),
 ]
 PATCHES["half of the update made, the rest at log points"] = [
-    Patch("training.step.replica:Replica.step", _go_half), Patch("training.record.window:Window.close", _go_whole),
-]  # fmt: skip
+    Patch("training.step.replica:Replica.optimizer_step", _go_half),
+    Patch("training.record.window:Window.close", _go_whole),
+]
