@@ -90,9 +90,7 @@ def test_what_changes_the_state_where_no_step_does_breaks_the_chain_of_segments(
     ("key", "every"),
     [("weights rounded by an evaluation", "eval"), ("weights rounded by a checkpoint", "checkpoint")],
 )
-def test_what_changes_weights_between_two_steps_belongs_to_the_update_of_the_second(
-    project: Path, key: str, every: str
-) -> None:
+def test_what_changes_weights_between_two_steps_belongs_to_the_update_of_the_second(project, key, every):
     change_params(project, {f"train.{every}_every_steps": 1, "verify.updates": 3})
     patch_project(project, f"tests.tasks.wrong_updates:{key}")
     found = train(project)

@@ -116,7 +116,7 @@ def _drop_when_opened(of, launch, strategy, *more):
     return of(launch, strategy, *more)
 
 
-_whole: list[Any] = []
+_whole = []
 
 
 def _go_half(of, replica, learning_rate):

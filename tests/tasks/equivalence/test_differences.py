@@ -45,8 +45,7 @@ def test_ten_times_the_largest_floor_is_allowed_and_other_kernels_are_held_by_th
 
 
 @pytest.mark.parametrize(("factor", "noise", "is_lost"), [(0.4, 1e-2, True), (0.6, 1e-2, False), (0.0, 1.0, False)])
-def test_a_small_tensor_without_its_gradient_is_seen_where_noise_hides_it_among_all(
-    factor, noise, is_lost):
+def test_a_small_tensor_without_its_gradient_is_seen_where_noise_hides_it_among_all(factor, noise, is_lost):
     # A right one, of 16 bit, is 1 % off; a thousandth of the gradient is noise for all, and not for the norm alone.
     found = _differ([1.01, 1e-3 * factor], [1.0, 1e-3], [0.0, 0.0], [0.99, 1e-3 * (1 + noise)])
     compared = found.compare()

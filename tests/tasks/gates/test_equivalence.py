@@ -27,8 +27,7 @@ def test_updates_that_are_checked_always_tell_nothing_of_the_others(tmp_path, ex
     # Of 100 steps the first four are checked, three of which by chance.
     for part, last in (("0-8", 50), ("8-16", 100)):
         edit_segment(tmp_path, "2proc", part, num_steps=50, last_step=last)
-    finding = check_update_equivalence(outputs_of(tmp_path, params), "2proc")
-    assert (finding.outcome, finding.numbers["probability"]) == ("passed", 1 - 0.75**3)
+    expect(check_update_equivalence, "passed", probability=1 - 0.75**3)
     edit_segment(tmp_path, "2proc", "0-8", checked_updates=[make_checked_update(1)])
     expect(check_update_equivalence, "no_update_checked", outcome="not checked")
 

@@ -21,20 +21,14 @@ def test_held_out_rows_of_other_numbers_that_repeat_what_is_trained_on_are_not_h
     ("changes", "code"),
     [({}, "passed"), ({"rows_digest": "ab" * 32}, "other_heldout_rows"), ({"num_tokens": 15}, "other_tokens")],
 )
-def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(
-    tmp_path, name, changes, Any], code):
-    params = write_comparison(tmp_path)
-    digest = outputs_of(tmp_path, params).slices["16-20"].manifest.digest
-    for model in ("base", *params["cells"]):
-        _edit_model(tmp_path, model, rows_digest=digest)
-    assert check_evaluated_weights(outputs_of(tmp_path, params), "2proc").outcome == "passed"
-    _edit_model(tmp_path, name, **changes)
-    found = check_evaluated_weights(outputs_of(tmp_path, params), "2proc")
-    assert (found.outcome, found.code) == ("failed", code)
-    assert found.numbers["model"] == name
-    for model in ("base", *params["cells"]):
-        _edit_model(tmp_path, model, rows_digest=digest, num_tokens=15)
-    assert check_evaluated_weights(outputs_of(tmp_path, params), "2proc").code == "other_tokens"
+def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(tmp_path, expect, name, changes, code, read):
+    file = tmp_path / "evaluation" / "evaluation.json"
+    digest = read().slices["16-20"].manifest.digest
+    models = {key: one | {"rows_digest": digest} for key, one in json.loads(file.read_text())["models"].items()}
+    edit_json(file, models=models | {name: models[name] | changes})
+    assert expect(check_evaluated_weights, code).numbers.get("model", name) == name
+    edit_json(file, models={key: one | changes for key, one in models.items()})
+    expect(check_evaluated_weights, code)
 
 
 def test_held_out_rows_that_were_cut_at_another_length_fail(tmp_path, expect):
