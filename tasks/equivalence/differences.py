@@ -94,8 +94,12 @@ class Differences:
     def _whole(self) -> _Sums:
         tensors = self._tensors
         largest = max(tensors, key=lambda sums: sums.difference).largest_in if tensors else None
-        sums = (sum(getattr(item, name) for item in tensors) for name in ("difference", "change", "size", "product"))
-        return _Sums(largest, *sums, [sum(apart) for apart in zip(*(item.others for item in tensors), strict=True)])
+        names, others = (
+            ("difference", "change", "size", "product"),
+            zip(*(item.others for item in tensors), strict=True),
+        )
+        sums = {name: sum(getattr(item, name) for item in tensors) for name in names}
+        return _Sums(largest_in=largest, others=list(map(sum, others)), **sums)
 
     @property
     def ratio(self) -> float | None:
