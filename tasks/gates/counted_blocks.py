@@ -103,7 +103,7 @@ def check_quiet_turns(outputs: Outputs, cell: str) -> Finding | None:
     if cell not in measurement.speedups:
         result = make_failed_finding(explain("too_few_quiet_turns", f"{quiet}, too few for an interval", **numbers))
         remedy = explain(
-            "", "quiet is at most {most:small_percent} by others; " + seen + "; stop what else runs, or give "
+            "", "others may use {most:small_percent} of the CPUs; " + seen + "; stop what else runs, or give "
             "measure.max_seconds more; with measure.others_share: 1 all turns count, and the speedup is unproven",
             **numbers,
         )  # fmt: skip

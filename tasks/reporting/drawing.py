@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
 
 from tasks.process import wording
+from tasks.records.estimate import Estimate
 from tasks.reporting.render import ShownChart
 from tasks.reporting.results import Results
 from training.registry import import_file
@@ -35,6 +36,9 @@ _STYLESHEET = (
     "svg > g { filter: invert(1) hue-rotate(180deg); } }</style>"
 )
 """On a dark ground light and dark change places and hues stay; style.css says so of a chart on a page."""
+_BESIDE = [("left", 8, 4), ("left", 8, -12), ("right", -8, 4), ("right", -8, -12)]
+"""Where a name may stand: which of its ends is how many points right of and above its point."""
+_POINT_PIXELS = 4
 _LINES = ["-", (0, (4, 2)), (0, (1, 1.5)), "-."]
 
 
@@ -111,23 +115,25 @@ def add_hover_points(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts
     add_hover(points, *texts[::every])
 
 
-def name_points(axes: Axes, points: Sequence[tuple[str, float, float]], *, offset: tuple[float, float]) -> None:
-    """Write each name beside its (name, x, y), `offset` points away, or lower where another one stands already.
+def name_points(axes: Axes, points: Sequence[tuple[str, float, Estimate]]) -> None:
+    """Write each name beside its (name, x, interval of y), where it lies on no interval and no other name if it can.
 
     To be called last: what else is on the chart decides where its points are.
     """
-    notes = [
-        axes.annotate(name, (x, y), xytext=offset, textcoords="offset points", fontsize=9) for name, x, y in points
-    ]
+    from matplotlib.transforms import Bbox
+
     axes.get_figure(root=True).draw_without_rendering()
-    taken: list[Any] = []
-    for note in sorted(notes, key=lambda item: item.get_window_extent().y1, reverse=True):
-        box = note.get_window_extent()
-        while above := [other for other in taken if box.overlaps(other)]:
-            down = box.y1 - min(other.y0 for other in above) + 1
-            note.set_position((note.get_position()[0], note.get_position()[1] - down * 72 / _DPI))
-            box = note.get_window_extent()
-        taken.append(box)
+    ends = [axes.transData.transform([(x, span.low), (x, span.high)]) for _, x, span in points]
+    taken = [Bbox([low - _POINT_PIXELS, high + _POINT_PIXELS]) for low, high in ends]
+    for name, x, span in points:
+        note = axes.annotate(name, (x, span.value), xytext=(0, 0), textcoords="offset points", fontsize=9)
+
+        def count_covered(place: tuple[str, float, float], note: Any = note) -> int:
+            note.set(ha=place[0], position=place[1:])
+            return sum(note.get_window_extent().overlaps(other) for other in taken)
+
+        count_covered(min(_BESIDE, key=count_covered))
+        taken.append(note.get_window_extent())
 
 
 def draw_curve(
@@ -175,7 +181,7 @@ def draw_svg(name: str, chart: Chart, results: Results) -> str:
         if _is_withheld(chart, results):
             axes.set_axis_off()
             set_height(axes, _WITHHELD_INCHES)
-            text = "\n".join(["Withheld", "", *textwrap.wrap(_explain_withheld(results), 46)[:6]])
+            text = "\n".join(textwrap.wrap(_explain_withheld(results), 46)[:6])
             box = {"boxstyle": "round,pad=1.2", "facecolor": "none", "edgecolor": MUTED, "linestyle": (0, (4, 3))}
             axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", bbox=box)
         else:

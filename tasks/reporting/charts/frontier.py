@@ -122,8 +122,9 @@ def draw(results: Results, axes: Axes) -> None:
     axes.set_xlabel(f"most memory allocated by a rank ({unit})")
     axes.set_ylabel(f"µs per {results.unit}")
     axes.grid()
-    names = [(shorten(item.cell), factor * item.memory_gib, 1e6 * item.seconds_per_token.value) for item in places]
-    name_points(axes, names, offset=(8, 4))
+    name_points(
+        axes, [(shorten(one.cell), factor * one.memory_gib, one.seconds_per_token.times(1e6)) for one in places]
+    )
 
 
 def _select_edge(places: list[Place]) -> list[Place]:

@@ -131,5 +131,5 @@ const watch = new IntersectionObserver((changes) => {
     if (id === current) link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
   }
-}, { rootMargin: "-60px 0px -60% 0px" });
+}, { rootMargin: "-75px 0px -60% 0px" });
 for (const section of document.querySelectorAll("main > section")) watch.observe(section);
