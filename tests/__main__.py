@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from tests.list_failures import FAILED_FILE
@@ -27,7 +26,7 @@ _TESTS_FAILED = 1
 """The exit code of pytest that says so, and nothing else."""
 
 
-def list_parts(*, has_long: bool) -> list[list[str]]:
+def list_parts(*, has_long):
     """Return the arguments of pytest for each part; only files with tests that run alone are looked at for those."""
     which = "" if has_long else " and not long"
     alone = [str(file) for file in sorted(_FOLDER.rglob("test_*.py")) if "mark.alone" in file.read_text("utf-8")]
@@ -37,7 +36,7 @@ def list_parts(*, has_long: bool) -> list[list[str]]:
     ]
 
 
-def run_parts(parts: Sequence[Sequence[str]]) -> int:
+def run_parts(parts):
     """Run pytest with each of these arguments; return 0 if no test failed, or none that failed failed twice."""
     with tempfile.TemporaryDirectory() as scratch:
         failed_file = Path(scratch) / "failed"
@@ -58,13 +57,13 @@ def run_parts(parts: Sequence[Sequence[str]]) -> int:
     return 0
 
 
-def _run_pytest(arguments: Sequence[str], environment: dict[str, str]) -> int:
+def _run_pytest(arguments, environment):
     command = [sys.executable, "-m", "pytest", "-p", "tests.list_failures", *arguments]
     prepare = _be_batch if "-n" in arguments and hasattr(os, "SCHED_BATCH") else None
     return subprocess.run(command, env=os.environ | environment, check=False, preexec_fn=prepare).returncode
 
 
-def _be_batch() -> None:
+def _be_batch():
     with contextlib.suppress(OSError):  # a sandbox, or a priority that is not to be left
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

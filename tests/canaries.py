@@ -2,10 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 WORD = "CanaryThatSings"
 """In every secret."""
@@ -28,7 +25,7 @@ SECRETS = {
 """The environment of somebody who uses every service that a comparison may use."""
 
 
-def files_with_a_secret(folder: Path) -> list[str]:
+def files_with_a_secret(folder):
     """Return the files below the folder, databases and logs included, whose bytes or name hold a canary."""
     found = []
     for file in folder.rglob("*"):
@@ -42,29 +39,27 @@ def files_with_a_secret(folder: Path) -> list[str]:
 class CommandLines:
     """While it is open, looks at the command line of every process and keeps those that hold a canary."""
 
-    def __init__(self) -> None:
-        self.found: set[str] = set()
+    def __init__(self):
+        self.found = set()
         self.num_looks = 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind, error, trace):
         self._is_over.set()
         self._thread.join()
 
-    def _watch(self) -> None:
+    def _watch(self):
         while not self._is_over.wait(0.1):
             self.num_looks += 1
             self.found.update(line.decode(errors="replace") for line in _command_lines() if WORD.encode() in line)
 
 
-def _command_lines() -> Iterator[bytes]:
+def _command_lines():
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             yield (process / "cmdline").read_bytes()

@@ -5,20 +5,19 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import sync_playwright
 
 from tasks.process.logs import switch_off_telemetry
 from tests.tiers import is_long
 from tests.warm.environment import warm_environment
 
 if TYPE_CHECKING:
-    from tests.training.forked_ranks import ForkedRanks
+    pass
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -40,7 +39,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is asked
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Mark what is long, and put files first that have most slow tests: begun last, one would be left to one worker."""
     for item in items:
         if is_long(item.path.relative_to(PROJECT / "tests"), item.name):
@@ -50,13 +49,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def project() -> Path:
+def project():
     """The root of the checkout under test."""
     return PROJECT
 
 
 @pytest.fixture(scope="session")
-def real_data() -> Path:
+def real_data():
     """The folder of real abstracts, tokenizer and pretrained model beside the checkout; skips where there is none."""
     folder = PROJECT.parent / "shared" / "data"
     if not (folder / "arxiv_abstracts.parquet").is_file():
@@ -65,20 +64,20 @@ def real_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Path]:
+def warm():
     """The folder `bin` of an environment whose stages and ranks start at once."""
     with warm_environment() as programs:
         yield programs
 
 
 @pytest.fixture
-def starts_warm(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def starts_warm(warm, monkeypatch):
     """Have torchrun and ranks, which this process starts with its own interpreter, start at once."""
     monkeypatch.setattr(sys, "executable", str(warm / "python"))
 
 
 @pytest.fixture(scope="session")
-def ranks() -> "Iterator[ForkedRanks]":
+def ranks():
     """A process that real ranks are forked from."""
     from tests.training.forked_ranks import ForkedRanks
 
@@ -88,7 +87,7 @@ def ranks() -> "Iterator[ForkedRanks]":
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser():
     """Chromium, for one file's tests: as long as it is open, asyncio counts this thread's loop as running."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:

@@ -12,18 +12,13 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NoReturn
 
 import torch
 
 from tests.mutants.patching import Patch, make_environment
-from training.data.batches import MicroBatch
-from training.process.heartbeat import Heartbeat, StepSection
-from training.step.strategy import Strategy
-from training.workloads import Workload
+from training.process.heartbeat import StepSection
 
 _FORM = re.compile(r"rank=(\d+),step=(\d+),kind=(\w+)(?::(\d+(?:\.\d+)?))?(?:,section=(\w+))?")
 _SECTIONS = {section.name.lower(): section for section in StepSection if section is not StepSection.START}
@@ -43,7 +38,7 @@ class Fault:
     number: float = 0.0
     """slow: how many times as long everything takes; oom: samples that memory has room for."""
 
-    def strike(self) -> None:
+    def strike(self):
         """Do it."""
         if self.kind in _SIGNALS:
             os.kill(os.getpid(), _SIGNALS[self.kind])
@@ -51,29 +46,29 @@ class Fault:
             KINDS[self.kind]()
 
 
-def _hang() -> NoReturn:
+def _hang():
     while True:
         time.sleep(3600)
 
 
-def _freeze() -> None:
+def _freeze():
     # Unlike time.sleep it keeps the interpreter's lock, as native code that hangs may.
     ctypes.PyDLL(None).sleep(3600)
 
 
-def _stop() -> None:
+def _stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _raise() -> NoReturn:
+def _raise():
     raise RuntimeError("planned fault")
 
 
-def _fail_device() -> NoReturn:
+def _fail_device():
     raise torch.AcceleratorError("CUDA error: device-side assert triggered (planned fault)")
 
 
-KINDS: dict[str, Callable[[], object]] = {
+KINDS = {
     "hang": _hang,
     "freeze": _freeze,
     "stop": _stop,
@@ -87,56 +82,54 @@ _NUMBERED, _IN_FORWARD = ("slow", "oom"), ("nan", "inf", "oom")
 class Plan:
     """All faults of a rank, built into the places where they strike: nothing of it stands in the loop's way."""
 
-    def __init__(self, faults: list[Fault]) -> None:
+    def __init__(self, faults):
         self._faults = faults
 
-    def inject_into_workload(self, workload: Workload, heartbeat: Heartbeat) -> Workload:
+    def inject_into_workload(self, workload, heartbeat):
         """Return the workload, with the faults that spoil a micro-batch's loss or gradient."""
         loss_sum = workload.loss_sum
 
-        def spoil_loss(model: Any, micro_batch: MicroBatch, **more: Any) -> torch.Tensor:
+        def spoil_loss(model, micro_batch, **more):
             return self._spoil_loss(heartbeat.step, micro_batch, loss_sum(model, micro_batch, **more))
 
-        faulty: Any = SimpleNamespace(**{**vars(workload), "loss_sum": spoil_loss})
-        found: Workload = faulty
-        return found
+        return SimpleNamespace(**{**vars(workload), "loss_sum": spoil_loss})
 
-    def inject_into_strategy(self, strategy: Strategy, heartbeat: Heartbeat) -> None:
+    def inject_into_strategy(self, strategy, heartbeat):
         """Have the faults of all other sections but `data` come when the rank gets there."""
         train_step, enter = strategy.train_step, heartbeat.enter
         slow = [_Slowness(fault) for fault in self._faults if fault.kind == "slow"]
 
-        def enter_with_faults(section: StepSection) -> None:
+        def enter_with_faults(section):
             for each in slow:
                 each.delay(heartbeat.step, section)
             enter(section)
             if section is not StepSection.UPDATE:
                 self._strike(heartbeat.step, section)
 
-        def train_with_faults(*arguments: Any, **more: Any) -> Any:
+        def train_with_faults(*arguments, **more):
             result = train_step(*arguments, **more)
             self._strike(heartbeat.step, StepSection.UPDATE)
             return result
 
-        heartbeat.enter = enter_with_faults  # type: ignore[method-assign]
+        heartbeat.enter = enter_with_faults
         strategy.replica.on_section = enter_with_faults
-        strategy.train_step = train_with_faults  # type: ignore[method-assign]
+        strategy.train_step = train_with_faults
 
-    def inject_into_data(self, make: Callable[[int], Any], *, first_step: int) -> Callable[[int], Any]:
+    def inject_into_data(self, make, *, first_step):
         """Return `make`, which makes the micro-batches of a step of the segment, with the faults of `data`."""
 
-        def make_with_faults(segment_step: int) -> Any:
+        def make_with_faults(segment_step):
             self._strike(first_step + segment_step - 1, StepSection.DATA)
             return make(segment_step)
 
         return make_with_faults
 
-    def _strike(self, step: int, section: StepSection) -> None:
+    def _strike(self, step, section):
         for fault in self._faults:
             if (fault.step, fault.section) == (step, section):
                 fault.strike()
 
-    def _spoil_loss(self, step: int, micro_batch: MicroBatch, loss_sum: torch.Tensor) -> torch.Tensor:
+    def _spoil_loss(self, step, micro_batch, loss_sum):
         for fault in self._faults:
             if fault.step != step or fault.kind not in _IN_FORWARD:
                 continue
@@ -148,7 +141,7 @@ class Plan:
         return loss_sum
 
 
-def _spoil(fault: Fault, micro_batch: MicroBatch, numbers: torch.Tensor) -> torch.Tensor:
+def _spoil(fault, micro_batch, numbers):
     if fault.kind != "oom":
         return numbers * float(fault.kind)
     if micro_batch.num_samples > fault.number:
@@ -159,12 +152,12 @@ def _spoil(fault: Fault, micro_batch: MicroBatch, numbers: torch.Tensor) -> torc
 class _Slowness:
     """Sleeps after a section for what it took, times a factor; where the rank may have waited, for its CPU seconds."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault):
         self._fault = fault
         self._before = StepSection.START
         self._wall = self._cpu = 0.0
 
-    def delay(self, step: int, section: StepSection) -> None:
+    def delay(self, step, section):
         if step >= self._fault.step:
             spent = 0.0
             if section is StepSection.UPDATE:
@@ -175,7 +168,7 @@ class _Slowness:
         self._before, self._wall, self._cpu = section, time.perf_counter(), time.process_time()
 
 
-def read_planned_faults(rank: int) -> Plan | None:
+def read_planned_faults(rank):
     """Return what the environment plans for this rank, if anything."""
     text = os.environ.get("FAULT")
     if not text:
@@ -184,7 +177,7 @@ def read_planned_faults(rank: int) -> Plan | None:
     return Plan(faults) if faults else None
 
 
-def _parse_fault(part: str, text: str) -> tuple[int, Fault]:
+def _parse_fault(part, text):
     """Return rank and fault."""
     match = _FORM.fullmatch(part.strip())
     assert match is not None, text
@@ -199,17 +192,16 @@ _first_step = 1
 """Of the segment that is trained."""
 
 
-def _build_with_faults(of: Callable[[Any], Strategy], launch: Any) -> Strategy:
+def _build_with_faults(of, launch):
     plan = read_planned_faults(launch.ranks.rank)
     if plan is None:
         return of(launch)
-    module: Any = sys.modules["training.launch"]
+    module = sys.modules["training.launch"]
     find = module.find_strategy
 
-    def build(model: Any, workload: Workload, *more: Any) -> Strategy:
+    def build(model, workload, *more):
         faulty = plan.inject_into_workload(workload, launch.heartbeat)
-        found: Strategy = find(launch.config.strategy).build(model, faulty, *more)
-        return found
+        return find(launch.config.strategy).build(model, faulty, *more)
 
     module.find_strategy = lambda _: SimpleNamespace(build=build)
     try:
@@ -220,13 +212,13 @@ def _build_with_faults(of: Callable[[Any], Strategy], launch: Any) -> Strategy:
     return strategy
 
 
-def _train_with_faults(of: Callable[..., Any], launch: Any, strategy: Strategy, record: Any, *more: Any) -> Any:
+def _train_with_faults(of, launch, strategy, record, *more):
     global _first_step
     _first_step = record.first_step
     return of(launch, strategy, record, *more)
 
 
-def _make_with_faults(of: Callable[..., Any], make: Callable[[int], Any], *more: Any, **named: Any) -> Any:
+def _make_with_faults(of, make, *more, **named):
     plan = read_planned_faults(int(os.environ.get("RANK", 0)))
     return of(make if plan is None else plan.inject_into_data(make, first_step=_first_step), *more, **named)
 
@@ -240,12 +232,12 @@ PATCHES = {
 }
 
 
-def plan_faults(text: str) -> dict[str, str]:
+def plan_faults(text):
     """Return the environment in which ranks have these faults."""
     return {"FAULT": text, **make_environment("tests.faults:planned")}
 
 
-def apply_planned_faults() -> None:
+def apply_planned_faults():
     """Have them in this process, which has imported the loop already."""
     import training.loop
 

@@ -2,9 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -12,7 +10,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from tasks.records.run import SealedFile
 from tasks.reporting.collect import collect_results
-from tasks.reporting.results import Results, write_results
+from tasks.reporting.results import write_results
 from tests.tasks.reporting.comparison import edit_segment, outputs_of, write_comparison
 from tests.tasks.reporting.measured import write_measurement
 from tests.tiny import make_tiny_model
@@ -38,7 +36,7 @@ upload: {repo_id: REPO_ID}
 """
 
 
-def make_finished_comparison(folder: Path, *, repo_id: str = "null", is_withheld: bool = False) -> None:
+def make_finished_comparison(folder, *, repo_id="null", is_withheld=False):
     """Fill `folder` with params.yaml, data/base_model, data/runs/1proc and 2proc, and reports."""
     (folder / "params.yaml").write_text(PARAMS.replace("REPO_ID", repo_id), encoding="utf-8")
     model = _make_base_model(folder / "data/base_model")
@@ -52,7 +50,7 @@ def make_finished_comparison(folder: Path, *, repo_id: str = "null", is_withheld
     write_results(reports / "results.json", make_results(is_withheld=is_withheld))
 
 
-def _make_base_model(folder: Path) -> Qwen2ForCausalLM:
+def _make_base_model(folder):
     make_tiny_model(folder, vocab_size=64)
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -60,7 +58,7 @@ def _make_base_model(folder: Path) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM.from_pretrained(folder)
 
 
-def _make_run(folder: Path, cell: str, model: Qwen2ForCausalLM, seed: int) -> None:
+def _make_run(folder, cell, model, seed):
     segments = []
     for part in ("0-8", "8-16"):
         torch.manual_seed(seed)
@@ -78,14 +76,14 @@ def _make_run(folder: Path, cell: str, model: Qwen2ForCausalLM, seed: int) -> No
     write_json(folder / "run.json", run_facts(cell, segments=segments, final_checkpoint=final))
 
 
-def write_receipt(segment: Path, names: Iterable[str]) -> None:
+def write_receipt(segment, names):
     """Seal these files of a segment, as the ranks do when it has ended."""
     files = {name: SealedFile.describe(segment / name).model_dump() for name in names}
     receipt = {"fingerprint": "0", "files": files}
     write_json(segment / "receipt.json", {**receipt, "digest": digest_json(receipt)})
 
 
-def run_facts(cell: str, **more: Any) -> dict[str, Any]:
+def run_facts(cell, **more):
     """Return run.json of a cell; `more` is entered into it."""
     spread = {"strategy": "single", "world_size": 1, "launcher": "torchrun", "threads_per_rank": 1, "device": "cpu"}
     batch = {"micro_batch_size": 2, "grad_accum_steps": 2, "global_batch_size": 4}
@@ -94,7 +92,7 @@ def run_facts(cell: str, **more: Any) -> dict[str, Any]:
     return {"cell": cell} | spread | batch | digests | other | more
 
 
-def make_results(*, is_withheld: bool = False) -> Results:
+def make_results(*, is_withheld=False):
     """Return the results of such a comparison, which name no checksums; a gate failed if its speedup is withheld."""
     with tempfile.TemporaryDirectory() as name:
         params = write_comparison(Path(name))
@@ -106,7 +104,6 @@ def make_results(*, is_withheld: bool = False) -> Results:
     return found.model_copy(update={"cells": cells})
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path):
     """Return what the JSON file holds."""
-    value: dict[str, Any] = json.loads(path.read_bytes())
-    return value
+    return json.loads(path.read_bytes())

@@ -18,10 +18,9 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal
 
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter, Map, Rule
@@ -36,7 +35,7 @@ _LFS_SUFFIXES = (".safetensors", ".pt", ".bin", ".parquet", ".npy", ".npz", ".on
 _LFS_FROM_BYTES = 10_000_000
 
 
-def _is_lfs(path: str, num_bytes: int) -> bool:
+def _is_lfs(path, num_bytes):
     """Return True if the Hub keeps such a file in git-lfs: by its suffix (.gitattributes) or its size."""
     return num_bytes > 0 and (path.endswith(_LFS_SUFFIXES) or num_bytes > _LFS_FROM_BYTES)
 
@@ -49,11 +48,11 @@ class Blob:
     is_lfs: bool
 
     @property
-    def sha256(self) -> str:
+    def sha256(self):
         return hashlib.sha256(self.content).hexdigest()
 
     @property
-    def git_oid(self) -> str:
+    def git_oid(self):
         """The git hash of the file, or of its pointer file if the content is kept by git-lfs."""
         content = self.content
         if self.is_lfs:
@@ -61,8 +60,8 @@ class Blob:
             content = pointer.encode()
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
-    def as_tree_entry(self, path: str) -> dict[str, Any]:
-        entry: dict[str, Any] = {"type": "file", "path": path, "size": len(self.content), "oid": self.git_oid}
+    def as_tree_entry(self, path):
+        entry = {"type": "file", "path": path, "size": len(self.content), "oid": self.git_oid}
         if self.is_lfs:
             entry["lfs"] = {"oid": self.sha256, "size": len(self.content), "pointerSize": 130}
         return entry
@@ -87,36 +86,36 @@ class Repo:
     """Uploaded content by sha256, whether a commit names it or not."""
 
     @property
-    def head(self) -> str:
+    def head(self):
         return self.commits[-1][0]
 
     @property
-    def files(self) -> dict[str, Blob]:
+    def files(self):
         """The files of the newest commit."""
         return self.commits[-1][2]
 
-    def files_at(self, revision: str) -> tuple[str, dict[str, Blob]] | None:
+    def files_at(self, revision):
         """Return the commit and its files that a branch or commit stands for; None if there is none."""
         branches = {"main": self.commits, **self.branches}
         every = [one for part in branches.values() for one in part if one[0] == revision]
         commits = branches.get(revision, every)
         return (commits[-1][0], commits[-1][2]) if commits else None
 
-    def add_commit(self, files: dict[str, Blob], message: str, branch: str = "main") -> str:
+    def add_commit(self, files, message, branch="main"):
         commits = self.commits if branch == "main" else self.branches[branch]
         tree = {path: blob.git_oid for path, blob in files.items()}
         text = json.dumps([self.kind, self.repo_id, branch, len(commits), message, tree], sort_keys=True)
         commits.append((hashlib.sha1(text.encode()).hexdigest(), message, dict(files)))
         return commits[-1][0]
 
-    def add_folder(self, folder: Path) -> str:
+    def add_folder(self, folder):
         """Commit the files of a local folder, as they stand, on top of nothing."""
         found = (file for file in sorted(folder.rglob("*")) if file.is_file())
         files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in found}
         blobs = {path: Blob(content, _is_lfs(path, len(content))) for path, content in files.items()}
         return self.add_commit(blobs, "add files")
 
-    def apply(self, lines: bytes, branch: str = "main") -> str:
+    def apply(self, lines, branch="main"):
         """Apply the body of a commit request (NDJSON) to a branch and return the new commit.
 
         Raises KeyError if it names content that was never uploaded, ValueError if its parent is not the head.
@@ -171,28 +170,28 @@ class Arrived:
 class HubServer:
     """The fake Hub as a context manager; `requests` is what arrived, `repos` what it holds."""
 
-    def __init__(self, *, tokens: tuple[str, ...] = ()) -> None:
+    def __init__(self, *, tokens=()):
         self.tokens = tokens
         """What may write, and read private and gated repositories."""
-        self.repos: dict[tuple[str, str], Repo] = {}
+        self.repos = {}
         """(model or dataset, id) -> repository."""
-        self.requests: list[Arrived] = []
-        self.unknown: list[str] = []
+        self.requests = []
+        self.unknown = []
         """Requests that this server has no answer for."""
-        self.faults: list[Fault] = []
+        self.faults = []
         self.is_closing = threading.Event()
         self._lock = threading.Lock()
         self._loopback = Loopback(self._respond)
         self.url = self._loopback.url
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.is_closing.set()
         self._loopback.close()
 
-    def environment(self, *, cache: Path, token: str | None = None) -> dict[str, str]:
+    def environment(self, *, cache, token=None):
         """Return the variables that make a child process use this Hub, with its cache below `cache`."""
         return {
             "HF_ENDPOINT": self.url,
@@ -203,9 +202,7 @@ class HubServer:
             "NO_PROXY": "127.0.0.1",
         }
 
-    def start(
-        self, folder: Path, command: Sequence[str], *, token: str | None = None, **more: str
-    ) -> "subprocess.Popen[str]":
+    def start(self, folder, command, *, token=None, **more):
         """Start our Python with these words in a folder, with this Hub and a cache there."""
         own = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         return subprocess.Popen(
@@ -213,13 +210,13 @@ class HubServer:
             env={**own, **self.environment(cache=folder / "cache", token=token), "PYTHONPATH": str(_PROJECT), **more},
         )  # fmt: skip
 
-    def run(self, folder: Path, command: Sequence[str], **options: str | None) -> "subprocess.CompletedProcess[str]":
+    def run(self, folder, command, **options):
         """The same, to its end."""
         process = self.start(folder, command, **options)
         out, err = process.communicate(timeout=120)
         return subprocess.CompletedProcess([], process.returncode, out, err)
 
-    def add_repo(self, kind: str, repo_id: str, folder: Path | None = None, **flags: bool) -> Repo:
+    def add_repo(self, kind, repo_id, folder=None, **flags):
         """Create a repository with the files of a local folder, or as a new one is; flags: is_private, is_gated."""
         repo = self.repos[kind, repo_id] = Repo(kind, repo_id, **flags)
         if folder is None:
@@ -228,15 +225,15 @@ class HubServer:
             repo.add_folder(folder)
         return repo
 
-    def fail(self, kind: FaultKind, pattern: str, *, times: int = 1, seconds: int = 0) -> None:
+    def fail(self, kind, pattern, *, times=1, seconds=0):
         """Let the next `times` requests that match go wrong."""
         self.faults.append(Fault(kind, pattern, times, seconds))
 
-    def count(self, pattern: str) -> int:
+    def count(self, pattern):
         """Return how many requests arrived whose `METHOD /path` the pattern matches."""
         return sum(bool(re.search(pattern, request.line)) for request in self.requests)
 
-    def _respond(self, environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+    def _respond(self, environment, start):
         """Answer as a WSGI application does; what raises ConnectionError has the connection closed without a word."""
         request = Request(environment)
         line, body = f"{request.method} {request.path}", request.get_data()
@@ -268,7 +265,7 @@ class HubServer:
             answer.response = _break_off(answer.data)
         return answer(environment, start)
 
-    def _carry_out(self, request: Request, line: str) -> Response:
+    def _carry_out(self, request, line):
         try:
             route, arguments = _ROUTES.bind_to_environ(request.environ).match()
         except HTTPException:
@@ -276,13 +273,13 @@ class HubServer:
             return _as_json({"error": f"the fake Hub does not know {line}"}, 404)
         try:
             with self._lock:
-                found: Response = route(Call(self, request), **arguments)
+                found = route(Call(self, request), **arguments)
         except RefusalError as refusal:
             return refusal.answer
         return found
 
 
-def _break_off(body: bytes) -> Iterator[bytes]:
+def _break_off(body):
     yield body[: len(body) // 2]
     raise ConnectionResetError
 
@@ -290,12 +287,12 @@ def _break_off(body: bytes) -> Iterator[bytes]:
 class RefusalError(Exception):
     """An answer of the Hub that says no, with the code that huggingface_hub turns into an error class."""
 
-    def __init__(self, status: int, code: str, message: str = "") -> None:
+    def __init__(self, status, code, message=""):
         self.answer = _as_json({"error": message or code}, status)
         self.answer.headers |= {"X-Error-Code": code, "X-Error-Message": message or code}
 
 
-def _as_json(value: Any, status: int = 200) -> Response:
+def _as_json(value, status=200):
     return Response(json.dumps(value), status, mimetype="application/json")
 
 
@@ -307,41 +304,41 @@ class Call:
     request: Request
 
     @property
-    def is_authorised(self) -> bool:
+    def is_authorised(self):
         return self.request.headers.get("Authorization", "").removeprefix("Bearer ") in self.hub.tokens
 
     @property
-    def asked(self) -> Any:
+    def asked(self):
         """What the body says, which is JSON."""
         return json.loads(self.request.get_data())
 
-    def readable(self, kind: str, repo: str) -> Repo:
+    def readable(self, kind, repo):
         found = self.hub.repos.get((kind.rstrip("s"), repo))
         if found is None or (found.is_private and not self.is_authorised):
             raise RefusalError(404 if self.is_authorised else 401, "RepoNotFound")
         return found
 
-    def read_files(self, kind: str, repo: str, revision: str) -> tuple[str, dict[str, Blob]]:
+    def read_files(self, kind, repo, revision):
         """Return a commit and its files."""
         found = self.readable(kind, repo).files_at(revision)
         if found is None:
             raise RefusalError(404, "RevisionNotFound")
         return found
 
-    def writable(self, repo: str) -> Repo:
+    def writable(self, repo):
         self.require_token()
         return self.readable("models", repo)
 
-    def require_token(self) -> None:
+    def require_token(self):
         if not self.is_authorised:
             raise RefusalError(401, "", "Invalid credentials in Authorization header")
 
 
-def _get_nothing(call: Call) -> Response:
+def _get_nothing(call):
     return _as_json({})
 
 
-def _get_info(call: Call, kind: str, repo: str, revision: str = "main") -> Response:
+def _get_info(call, kind, repo, revision="main"):
     found = call.readable(kind, repo)
     sha, files = call.read_files(kind, repo, revision)
     facts = {"_id": repo, "id": repo, "sha": sha, "private": found.is_private, "gated": found.is_gated}
@@ -349,7 +346,7 @@ def _get_info(call: Call, kind: str, repo: str, revision: str = "main") -> Respo
     return _as_json({**facts, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0})
 
 
-def _get_tree(call: Call, kind: str, repo: str, revision: str, folder: str = "") -> Response:
+def _get_tree(call, kind, repo, revision, folder=""):
     _, files = call.read_files(kind, repo, revision)
     prefix = f"{folder}/" if folder else ""
     below = [path for path in files if path.startswith(prefix)]
@@ -367,13 +364,13 @@ def _get_tree(call: Call, kind: str, repo: str, revision: str, folder: str = "")
     return _as_json(entries)
 
 
-def _post_paths_info(call: Call, kind: str, repo: str, revision: str) -> Response:
+def _post_paths_info(call, kind, repo, revision):
     _, files = call.read_files(kind, repo, revision)
     paths = call.asked["paths"] if call.request.is_json else call.request.form.getlist("paths")
     return _as_json([files[path].as_tree_entry(path) for path in paths if path in files])
 
 
-def _get_file(call: Call, repo: str, revision: str, path: str, kind: str = "models") -> Response:
+def _get_file(call, repo, revision, path, kind="models"):
     if call.readable(kind, repo).is_gated and not call.is_authorised:
         raise RefusalError(403 if "Authorization" in call.request.headers else 401, "GatedRepo")
     sha, files = call.read_files(kind, repo, revision)
@@ -387,7 +384,7 @@ def _get_file(call: Call, repo: str, revision: str, path: str, kind: str = "mode
     return answer.make_conditional(call.request, accept_ranges=True, complete_length=len(blob.content))
 
 
-def _post_create(call: Call) -> Response:
+def _post_create(call):
     call.require_token()
     asked = call.asked
     name = f"{asked.get('organization') or 'me'}/{asked['name']}"
@@ -398,11 +395,11 @@ def _post_create(call: Call) -> Response:
     return _as_json(address)
 
 
-def _post_validate_yaml(call: Call) -> Response:
+def _post_validate_yaml(call):
     return _as_json({"errors": [], "warnings": []})
 
 
-def _post_preupload(call: Call, repo: str, revision: str) -> Response:
+def _post_preupload(call, repo, revision):
     call.require_token()
     _, known = call.read_files("models", repo, revision)
     modes = []
@@ -415,7 +412,7 @@ def _post_preupload(call: Call, repo: str, revision: str) -> Response:
     return _as_json({"files": modes})
 
 
-def _post_lfs_batch(call: Call, repo: str) -> Response:
+def _post_lfs_batch(call, repo):
     found, objects = call.writable(repo), call.asked["objects"]
     for item in objects:
         if item["oid"] not in found.lfs_objects:
@@ -425,7 +422,7 @@ def _post_lfs_batch(call: Call, repo: str) -> Response:
     return _as_json({"transfer": "basic", "objects": objects})
 
 
-def _put_lfs_object(call: Call, repo: str, oid: str) -> Response:
+def _put_lfs_object(call, repo, oid):
     blob = Blob(call.request.get_data(), is_lfs=True)
     if blob.sha256 != oid:
         raise RefusalError(400, "", "the content does not have this hash")
@@ -433,11 +430,11 @@ def _put_lfs_object(call: Call, repo: str, oid: str) -> Response:
     return Response()
 
 
-def _post_verify(call: Call, repo: str) -> Response:
+def _post_verify(call, repo):
     return _as_json({}, 200 if call.asked["oid"] in call.writable(repo).lfs_objects else 404)
 
 
-def _post_branch(call: Call, repo: str, branch: str) -> Response:
+def _post_branch(call, repo, branch):
     found = call.writable(repo)
     if found.files_at(branch) is not None:
         return _as_json({"error": "Reference already exists"}, 409)
@@ -445,7 +442,7 @@ def _post_branch(call: Call, repo: str, branch: str) -> Response:
     return _as_json({})
 
 
-def _post_commit(call: Call, repo: str, revision: str) -> Response:
+def _post_commit(call, repo, revision):
     try:
         sha = call.writable(repo).apply(call.request.get_data(), revision)
     except (KeyError, ValueError) as error:

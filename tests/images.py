@@ -2,8 +2,6 @@
 
 import io
 import tarfile
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -14,14 +12,14 @@ from tests.tiny import with_manifest, write_arrays
 CLASS_NAMES = ["left", "right", "top"]
 
 
-def encoded(pixels: np.ndarray, kind: str = "PNG") -> bytes:
+def encoded(pixels, kind="PNG"):
     """Return an image file with these pixels."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind)
     return file.getvalue()
 
 
-def striped(label: str, index: int, *, size: int = 12) -> np.ndarray:
+def striped(label, index, *, size=12):
     """Return an image whose bright part says its class, with noise of its own: (size, size, 3) uint8."""
     pixels = np.random.default_rng([CLASS_NAMES.index(label), index]).integers(0, 90, (size, size, 3), dtype=np.uint8)
     half = size // 2
@@ -30,7 +28,7 @@ def striped(label: str, index: int, *, size: int = 12) -> np.ndarray:
     return pixels
 
 
-def write_image_folder(folder: Path, *, num_per_class: int, above: str = "") -> Path:
+def write_image_folder(folder, *, num_per_class, above=""):
     """Write PNG files CLASS/NNN.png, below the folder `above` if it is named; return the folder."""
     for label in CLASS_NAMES:
         target = folder / above / label
@@ -40,14 +38,14 @@ def write_image_folder(folder: Path, *, num_per_class: int, above: str = "") -> 
     return folder
 
 
-def write_tar(file: Path, folder: Path) -> Path:
+def write_tar(file, folder):
     """Pack a folder as it is; return the tar."""
     with tarfile.open(file, "w:") as archive:
         archive.add(folder, arcname=".")
     return file
 
 
-def make_image_slice(folder: Path, *, num_rows: int, size: int = 12, first_row: int = 0) -> Path:
+def make_image_slice(folder, *, num_rows, size=12, first_row=0):
     """Write striped images in the layout of data/slices/<start>-<end>; return the folder."""
     folder.mkdir(parents=True)
     labels = np.arange(num_rows, dtype=np.int64) % len(CLASS_NAMES)
@@ -57,7 +55,7 @@ def make_image_slice(folder: Path, *, num_rows: int, size: int = 12, first_row: 
     return write_arrays(folder, {"images": pixels, "labels": labels, "row_ids": row_ids}, num_tokens=num_rows)
 
 
-def make_image_model(folder: Path, **network: Any) -> Path:
+def make_image_model(folder, **network):
     """Write the built-in model for these classes; return its folder."""
     folder.mkdir(parents=True)
     write_image_network(folder, "resnet18", CLASS_NAMES, **network)

@@ -16,9 +16,7 @@ import sys
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 SERVICE = "https://api.osv.dev/v1/querybatch"
 SECONDS_TO_WAIT = 4.0
@@ -43,12 +41,12 @@ _SAME = {
 _NO_LICENCE = {"OSI Approved", "DFSG approved"}
 
 
-def locked_packages(lock: Path) -> list[tuple[str, str]]:
+def locked_packages(lock):
     """Return (name, version) of every package of the lock: those for other systems, and two of a name, included."""
     return [(name, version) for name, version in _LOCKED.findall(lock.read_text())]
 
 
-def licence_of(metadata: Mapping[str, Any], classifiers: list[str]) -> str | None:
+def licence_of(metadata, classifiers):
     """Return an SPDX expression; None where the metadata names no licence that can be told."""
     if expression := metadata.get("License-Expression"):
         return str(expression)
@@ -59,7 +57,7 @@ def licence_of(metadata: Mapping[str, Any], classifiers: list[str]) -> str | Non
     return _SAME.get(words, words) if 0 < len(words) <= 60 else None
 
 
-def is_allowed(expression: str, allowed: set[str]) -> bool:
+def is_allowed(expression, allowed):
     """Return whether one can keep to allowed licences: one side of every OR, both sides of every AND."""
     words = _LICENCE.sub(
         lambda found: found[0].lower() if found[0] in ("AND", "OR") else str(found[0] in allowed), expression
@@ -70,7 +68,7 @@ def is_allowed(expression: str, allowed: set[str]) -> bool:
         return False
 
 
-def licence_faults(names: Sequence[str], rules: Mapping[str, Any], *, locked: Sequence[str] = ()) -> Iterator[str]:
+def licence_faults(names, rules, *, locked=()):
     """Yield a line for each package whose licence is not allowed or not known, and for each exception without use.
 
     `locked`: packages that an exception may be for although they are not looked at.
@@ -80,7 +78,7 @@ def licence_faults(names: Sequence[str], rules: Mapping[str, Any], *, locked: Se
     for name in sorted(set(names)):
         licence = None
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            metadata: Any = importlib.metadata.metadata(name)
+            metadata = importlib.metadata.metadata(name)
             licence = licence_of(metadata, metadata.get_all("Classifier") or [])
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in exceptions):
             continue
@@ -92,12 +90,12 @@ def licence_faults(names: Sequence[str], rules: Mapping[str, Any], *, locked: Se
         yield f"[tool.licences.exceptions] {pattern}: no package of a lock is meant; remove it"
 
 
-def is_installed(name: str) -> bool:
+def is_installed(name):
     """Return whether the package is in this environment."""
     return bool(list(importlib.metadata.distributions(name=name)))
 
 
-def known_vulnerabilities(packages: list[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
+def known_vulnerabilities(packages):
     """Return (name, version) -> ids of its known vulnerabilities; OSError or ValueError where none was learned."""
     queries = [{"package": {"ecosystem": "PyPI", "name": name}, "version": version} for name, version in packages]
     asked = urllib.request.Request(
@@ -116,7 +114,7 @@ def known_vulnerabilities(packages: list[tuple[str, str]]) -> dict[tuple[str, st
     return {package: ids for package, ids in found.items() if ids}
 
 
-def main(root: Path) -> int:
+def main(root):
     rules = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["licences"]
     packages, extras = locked_packages(root / "requirements.lock"), root / "requirements-extras.lock"
     names = [name for name, _ in packages]

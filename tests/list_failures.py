@@ -4,13 +4,11 @@ each, to the file that the environment names. Beside workers a name may come twi
 
 import os
 
-import pytest
-
 FAILED_FILE = "DDP_COMPARE_FAILED"
 """Variable of the environment: where to."""
 
 
-def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
+def pytest_runtest_logreport(report):
     """Note a test whose set-up, call or tear-down failed, whose worker ended, or a file that cannot be imported."""
     if report.failed:
         with open(os.environ[FAILED_FILE], "a", encoding="utf-8") as file:

@@ -7,11 +7,8 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tests.processes import left_of
 
@@ -38,34 +35,32 @@ class Listener:
 class Listeners:
     """While it is open, looks at the sockets of all processes with the mark (tests/processes.py)."""
 
-    def __init__(self, mark: dict[str, str]) -> None:
-        self.found: set[Listener] = set()
+    def __init__(self, mark):
+        self.found = set()
         self.num_looks = 0
         self._mark = mark
-        self._seen: set[str] = set()
+        self._seen = set()
         self._is_over = threading.Event()
-        self._error: OSError | None = None
+        self._error = None
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind, error, trace):
         self._is_over.set()
         self._thread.join()
         if self._error is not None:
             raise self._error
 
-    def _watch(self) -> None:
+    def _watch(self):
         try:
             self._look_again_and_again()
         except OSError as error:
             self._error = error
 
-    def _look_again_and_again(self) -> None:
+    def _look_again_and_again(self):
         wait = _SECONDS_BETWEEN_LOOKS
         while not self._is_over.wait(wait):
             self.num_looks += 1
@@ -81,7 +76,7 @@ class Listeners:
                     self.found.add(Listener(str(address), owner, bool(is_open)))
 
 
-def _listening(seen: Collection[str] = ()) -> Iterator[tuple[str, str, bool]]:
+def _listening(seen=()):
     """Yield inode, address and whether others can reach it, of every listening socket of this machine but those."""
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
@@ -100,7 +95,7 @@ def _listening(seen: Collection[str] = ()) -> Iterator[tuple[str, str, bool]]:
             yield fields[6], fields[7], _others_can_reach(fields[7])
 
 
-def _others_can_reach(path: str) -> bool:
+def _others_can_reach(path):
     """Return whether another user gets to the file of a Unix socket: through every folder above it, and may write."""
     file = Path(path)
     with contextlib.suppress(FileNotFoundError):
@@ -110,7 +105,7 @@ def _others_can_reach(path: str) -> bool:
     return path.startswith("@")
 
 
-def _sockets_of(mark: dict[str, str]) -> Iterator[tuple[str, set[str]]]:
+def _sockets_of(mark):
     for pid, command in left_of(mark).items():
         inodes = set()
         with contextlib.suppress(OSError):

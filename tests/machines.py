@@ -4,7 +4,7 @@ from tasks.records.facts import GpuFacts
 from tasks.records.manifests import MachineFile
 
 
-def make_machine(*, num_gpus: int = 0, memory_gib: float = 15.0, num_cpus: int = 2) -> MachineFile:
+def make_machine(*, num_gpus=0, memory_gib=15.0, num_cpus=2):
     """Return a machine with so many GPUs, each with so much memory, and so many CPUs."""
     return MachineFile(
         digest="this machine", gpus=[GpuFacts(name="T4", memory_gib=memory_gib)] * num_gpus, num_gpus=num_gpus,

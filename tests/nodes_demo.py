@@ -15,7 +15,7 @@ CELLS = {
 }
 
 
-def main() -> int:
+def main():
     """Run it; return the flow's exit code."""
     with tempfile.TemporaryDirectory(prefix="nodes-demo-") as folder:
         here = find_own_address()

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,12 +13,12 @@ import psutil
 MARK = "DDP_COMPARE_TEST_MARK"
 
 
-def new_mark() -> dict[str, str]:
+def new_mark():
     """Return an environment variable that every descendant inherits, whatever session it is in."""
     return {MARK: uuid.uuid4().hex}
 
 
-def left_of(mark: dict[str, str]) -> dict[int, str]:
+def left_of(mark):
     """Return pid -> command line of every process that lives and has the mark."""
     wanted = f"{MARK}={mark[MARK]}".encode()
     found = {}
@@ -32,21 +31,19 @@ def left_of(mark: dict[str, str]) -> dict[int, str]:
     return found
 
 
-def find(mark: dict[str, str], words: str) -> int:
+def find(mark, words):
     """Return the pid of the oldest process with the mark and the words in its command line."""
     return min(pid for pid, command in left_of(mark).items() if words in command)
 
 
-def read_words(process: psutil.Process) -> list[str]:
+def read_words(process):
     """Return the command line of a process; nothing of one that has ended, which nobody may have collected yet."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.cmdline()
     return []
 
 
-def run_python(
-    *words: object, folder: Path | None = None, timeout: float | None = None, **changes: str
-) -> "subprocess.CompletedProcess[str]":
+def run_python(*words, folder=None, timeout=None, **changes):
     """Return how `python WORDS` ended in the folder, with these changes of its environment, and what it said."""
     return subprocess.run(
         [sys.executable, *map(str, words)], cwd=folder, env=os.environ | changes, capture_output=True, text=True,
@@ -55,7 +52,7 @@ def run_python(
 
 
 @contextlib.contextmanager
-def none_left_of(mark: dict[str, str]) -> Iterator[None]:
+def none_left_of(mark):
     """End what is left when the block is left, so that a test that fails leaves nothing to the next."""
     try:
         yield

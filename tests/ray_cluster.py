@@ -11,9 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ Popen = Callable[..., "subprocess.Popen[Any]"]
 class Cluster:
     """Two raylets; the first has the head of the cluster beside it."""
 
-    def __init__(self, folder: Path, *, addresses: tuple[str, str], starts: tuple[Popen, Popen], python: str) -> None:
+    def __init__(self, folder, *, addresses, starts, python):
         self._python, self.mark = python, new_mark()
         """In the environment of all that Ray started."""
         token = folder / "token"
@@ -48,14 +47,14 @@ class Cluster:
             port = plug.getsockname()[1]
         self.address = f"{addresses[0]}:{port}"
         self._addresses, self._starts, self._folder = addresses, starts, folder
-        self._processes: list[subprocess.Popen[Any] | None] = [None, None]
+        self._processes = [None, None]
 
     @cached_property
-    def scratch(self) -> str:
+    def scratch(self):
         """A folder for sockets, whose paths are short."""
         return tempfile.mkdtemp(prefix="ddp-test-ray-", dir="/tmp")
 
-    def start(self, number: int) -> None:
+    def start(self, number):
         """Start a machine's part, if it does not run."""
         if self._processes[number] is not None:
             return
@@ -76,7 +75,7 @@ class Cluster:
             assert time.monotonic() < deadline, (self._folder / f"ray-{number}.log").read_text()
             time.sleep(0.1)
 
-    def stop(self, number: int) -> None:
+    def stop(self, number):
         """End a machine's part."""
         process = self._processes[number]
         if process is not None and process.poll() is None:
@@ -86,15 +85,13 @@ class Cluster:
         self._processes[number] = None
         (self._folder / f"ray-{number}.log").unlink(missing_ok=True)
 
-    def find(self, words: str) -> list[int]:
+    def find(self, words):
         """Return the processes with these words in their command line, the oldest first."""
         return sorted(pid for pid, command in left_of(self.mark).items() if words in command)
 
 
 @contextlib.contextmanager
-def two_raylets(
-    folder: Path, *, addresses: tuple[str, str], starts: tuple[Popen, Popen], python: str = sys.executable
-) -> Iterator[Cluster]:
+def two_raylets(folder, *, addresses, starts, python=sys.executable):
     """Yield the cluster, and end all that is left of it; `python`: of Ray, and of ranks on the second machine."""
     cluster = Cluster(folder, addresses=addresses, starts=starts, python=python)
     try:
@@ -110,7 +107,7 @@ def two_raylets(
         shutil.rmtree(cluster.scratch, ignore_errors=True)
 
 
-def find_own_address() -> str:
+def find_own_address():
     """Return the address that Ray takes for this machine's.
 
     Without Ray: whoever has imported it before a launcher does has told it that there are no tokens.

@@ -13,12 +13,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import sync_playwright
 
 from flows.__main__ import print_verdict
 from flows.server import find_or_start
@@ -36,10 +34,10 @@ _MLFLOW_ACCESS = Path(".work/mlflow.env")
 _BOLD = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def _main() -> None:
+def _main():
     parser = argparse.ArgumentParser(prog="python -m tests.screens", description=__doc__)
     parser.add_argument("folder", type=Path, help="where the pictures go")
-    folder: Path = parser.parse_args().folder
+    folder = parser.parse_args().folder
     if not _PAGE.is_file():
         raise ConfigurationError(f"{_PAGE}: got no report; needed: one, which `make compare` leaves there")
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +51,7 @@ def _main() -> None:
         browser.close()
 
 
-def _take_page(browser: Browser, folder: Path) -> None:
+def _take_page(browser, folder):
     with tempfile.TemporaryDirectory() as scratch, _open(browser, viewport={"width": 1080, "height": 900}) as page:
         # README's: an example of the gallery, as today's code renders it.
         command = [sys.executable, "-m", "tasks.report", "--from-results", _EXAMPLE, "--reports", scratch]
@@ -71,7 +69,7 @@ def _take_page(browser: Browser, folder: Path) -> None:
             _keep(page, folder / f"{name}.png")
 
 
-def _take_terminal(browser: Browser, folder: Path) -> None:
+def _take_terminal(browser, folder):
     """Take the end of a comparison as terminals of 80 and of 200 columns show it."""
     for columns in (80, 200):
         said = io.StringIO()
@@ -91,14 +89,14 @@ def _take_terminal(browser: Browser, folder: Path) -> None:
             _keep(page, folder / f"terminal-{columns}.png")
 
 
-def _take_plots(browser: Browser, folder: Path) -> None:
+def _take_plots(browser, folder):
     with tempfile.TemporaryDirectory() as scratch, _open(browser, viewport=_LAPTOP) as page:
         subprocess.run([sys.executable, "-m", "dvc", "plots", "show", "-q", "-o", scratch], check=True)
         page.goto((Path(scratch) / "index.html").as_uri())
         _keep(page, folder / "dvc-plots.png")
 
 
-def _take_mlflow(browser: Browser, folder: Path) -> None:
+def _take_mlflow(browser, folder):
     port = free_port()
     command = [sys.executable, "-m", "tasks.services.tracker_ui", "--port", str(port)]
     with _running(command), _open(browser, viewport=_LAPTOP, http_credentials=_read_mlflow_access()) as page:
@@ -110,13 +108,13 @@ def _take_mlflow(browser: Browser, folder: Path) -> None:
         _keep(page, folder / "mlflow-run.png")
 
 
-def _read_mlflow_access() -> dict[str, str]:
+def _read_mlflow_access():
     wait_for(_MLFLOW_ACCESS.exists, seconds=120, what="MLflow's UI is served")
     found = dict(line.split("=", 1) for line in _MLFLOW_ACCESS.read_text().splitlines())
     return {"username": found["MLFLOW_TRACKING_USERNAME"], "password": found["MLFLOW_TRACKING_PASSWORD"]}
 
 
-def _take_prefect(browser: Browser, folder: Path) -> None:
+def _take_prefect(browser, folder):
     os.environ["PREFECT_SERVER_API_PORT"] = str(free_port())
     server = find_or_start(temporary=False)
     try:
@@ -143,7 +141,7 @@ def _take_prefect(browser: Browser, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _open(browser: Browser, **options: Any) -> Iterator[Page]:
+def _open(browser, **options):
     context = browser.new_context(**options)
     # On a machine with other work a UI takes long to come.
     context.set_default_timeout(_MOST_MILLISECONDS)
@@ -152,7 +150,7 @@ def _open(browser: Browser, **options: Any) -> Iterator[Page]:
 
 
 @contextlib.contextmanager
-def _running(command: list[str]) -> Iterator[None]:
+def _running(command):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield
@@ -161,7 +159,7 @@ def _running(command: list[str]) -> Iterator[None]:
         process.wait(timeout=30)
 
 
-def _keep(page: Page, file: Path, *, end: int = _MOST_PIXELS) -> None:
+def _keep(page, file, *, end=_MOST_PIXELS):
     """Write what the page shows down to pixel `end`, of few colours."""
     page.wait_for_timeout(500)
     image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")

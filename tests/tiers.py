@@ -4,7 +4,6 @@ A pattern is of a test's path below tests/, with its name and parameters if it h
 """
 
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 LONG = (
     # Whole comparisons of workloads and strategies: the contracts hold them at the step.
@@ -72,7 +71,7 @@ LONG = (
 )
 
 
-def is_long(path: Path, name: str) -> bool:
+def is_long(path, name):
     """Return whether the test of this path below tests/ and of this name, with its parameters, is a long one."""
     return any(
         fnmatchcase(f"{path.as_posix()}::{name}", wanted if "::" in wanted else f"{wanted}::*") for wanted in LONG

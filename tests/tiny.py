@@ -1,9 +1,6 @@
 """The smallest real model and slices that training can be tested with; no tokenizer, no network."""
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,16 +10,7 @@ from training.model.weights import without_deepspeed
 from training.process.files import digest_file, digest_json, write_json
 
 
-def make_tiny_model(
-    folder: Path,
-    *,
-    vocab_size: int = 128,
-    hidden_size: int = 64,
-    num_layers: int = 2,
-    seed: int = 0,
-    dropout: float = 0.0,
-    tied: bool = True,
-) -> Path:
+def make_tiny_model(folder, *, vocab_size=128, hidden_size=64, num_layers=2, seed=0, dropout=0.0, tied=True):
     """Write a Qwen2-architecture model with seeded random weights in the layout of data/base_model; return it."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -40,9 +28,7 @@ def make_tiny_model(
     return write_tiny_model(folder, lambda: Qwen2ForCausalLM(config), seed=seed)
 
 
-def make_tiny_classifier(
-    folder: Path, *, vocab_size: int = 128, num_classes: int = 3, seed: int = 0, dropout: float = 0.0
-) -> Path:
+def make_tiny_classifier(folder, *, vocab_size=128, num_classes=3, seed=0, dropout=0.0):
     """Write a BERT classifier with seeded random weights in the layout of data/base_model; return the folder."""
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -54,7 +40,7 @@ def make_tiny_classifier(
     return write_tiny_model(folder, lambda: BertForSequenceClassification(config), seed=seed)
 
 
-def write_tiny_model(folder: Path, make: Callable[[], Any], *, seed: int = 0) -> Path:
+def write_tiny_model(folder, make, *, seed=0):
     """Write a model of transformers, made with weights of this seed, in the layout of data/base_model."""
     import torch
 
@@ -67,12 +53,12 @@ def write_tiny_model(folder: Path, make: Callable[[], Any], *, seed: int = 0) ->
     return with_manifest(folder, num_parameters=num_parameters, model_type=model.config.model_type)
 
 
-def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
+def make_tiny_workload(workload, root):
     """Write the smallest base model and two slices, of 45 and 27 rows, for a workload of this name; return both.
 
     A workload that is not known here fails the tests that run over all of them.
     """
-    sizes: list[dict[str, int]] = [{"num_rows": 45}, {"num_rows": 27, "first_row": 45, "seed": 1}]
+    sizes = [{"num_rows": 45}, {"num_rows": 27, "first_row": 45, "seed": 1}]
     if workload == "sequence_classification":
         model = make_tiny_classifier(root / "model")
         return model, [make_slice(root / f"slice_{index}", num_classes=3, **size) for index, size in enumerate(sizes)]
@@ -95,7 +81,7 @@ def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
     return make_tiny_model(root / "model"), slices
 
 
-def with_manifest(folder: Path, *, num_parameters: int, model_type: str) -> Path:
+def with_manifest(folder, *, num_parameters, model_type):
     """Describe the files of a model folder in its manifest.json; return the folder."""
     paths = (path for path in sorted(folder.iterdir()) if path.name != "manifest.json")
     files = {path.name: digest_file(path) for path in paths}
@@ -118,17 +104,8 @@ def with_manifest(folder: Path, *, num_parameters: int, model_type: str) -> Path
 
 
 def make_slice(
-    folder: Path,
-    *,
-    num_rows: int = 40,
-    vocab_size: int = 128,
-    min_len: int = 1,
-    max_len: int = 40,
-    first_row: int = 0,
-    seed: int = 0,
-    num_classes: int = 0,
-    longest_prompt: int = 0,
-) -> Path:
+    folder, *, num_rows=40, vocab_size=128, min_len=1, max_len=40, first_row=0, seed=0, num_classes=0, longest_prompt=0
+):
     """Write rows of random tokens and ragged lengths in the layout of data/slices/<start>-<end>; return the folder.
 
     Tokens follow one another by a fixed rule with some noise, so that there is something to learn. Token
@@ -147,14 +124,7 @@ def make_slice(
     return write_slice(folder, rows, first_row=first_row, labels=labels, prompts=prompts)
 
 
-def write_slice(
-    folder: Path,
-    rows: list[Any],
-    *,
-    first_row: int = 0,
-    labels: list[int] | None = None,
-    prompts: list[int] | None = None,
-) -> Path:
+def write_slice(folder, rows, *, first_row=0, labels=None, prompts=None):
     """Write these rows of tokens, and the class or the length of the prompt of each, as a slice; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     offsets = np.cumsum([0, *(len(row) for row in rows)]).astype(np.int64)
@@ -170,7 +140,7 @@ def write_slice(
     return write_arrays(folder, arrays, num_tokens=int(offsets[-1]))
 
 
-def write_arrays(folder: Path, arrays: dict[str, Any], *, num_tokens: int) -> Path:
+def write_arrays(folder, arrays, *, num_tokens):
     """Write a slice of these arrays, with its manifest; return the folder."""
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
@@ -181,14 +151,12 @@ def write_arrays(folder: Path, arrays: dict[str, Any], *, num_tokens: int) -> Pa
     return folder
 
 
-def make_config(
-    work_dir: Path, model_dir: Path, slices: list[Path], *, epochs: int = 1, **changes: Any
-) -> dict[str, Any]:
+def make_config(work_dir, model_dir, slices, *, epochs=1, **changes):
     """Return the JSON that a training process is told, for slices trained in this order; `changes` replace values.
 
     The fingerprints depend on what a segment's content depends on, and on the segment before, as in the real stage.
     """
-    config: dict[str, Any] = {
+    config = {
         "cell": "1proc",
         "strategy": "single",
         "world_size": 1,
@@ -248,7 +216,7 @@ def make_config(
     return {**config, "segments": segments}
 
 
-def batches_in_order(source: Any, *, batch_size: int, seq_len: int) -> Iterator[Any]:
+def batches_in_order(source, *, batch_size, seq_len):
     """Yield every row of a slice once, in its order, in micro-batches; the last one may be smaller."""
     for start in range(0, len(source), batch_size):
         yield source.collate(range(start, min(start + batch_size, len(source))), seq_len=seq_len)

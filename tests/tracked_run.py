@@ -1,20 +1,16 @@
 """A small finished comparison on disk, as the earlier stages leave it: what a tracker is fed from."""
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from benchmarks.growth.finished import seal_segment
 from tasks.params import Params
 from tasks.records.facts import SliceFacts
 from tasks.records.manifests import MachineFile, SlicesManifest
 from tasks.records.run import CellFacts, RunFile, SegmentEntry
-from tasks.services.follower import Followers
 from tasks.services.tracker import follow_cell, log_report
 from training.record.segment_facts import SegmentFacts
 
@@ -23,7 +19,7 @@ NUM_STEPS = 5
 ALL_STEPS = list(range(1, 2 * NUM_STEPS + 1))
 
 
-PARAMS: dict[str, Any] = {
+PARAMS = {
     "name": "small",
     "description": "A small comparison for tests.",
     "model": {"source": "builtin:tiny-qwen2", "name": "tiny"},
@@ -43,12 +39,12 @@ PARAMS: dict[str, Any] = {
 """A params.yaml."""
 
 
-def tracked_params(**tracking: Any) -> Params:
+def tracked_params(**tracking):
     """Return a comparison of two cells, tracked where `uri` says."""
     return Params.model_validate({**PARAMS, "tracking": tracking})
 
 
-def write_comparison(data: Path, params: Params) -> None:
+def write_comparison(data, params):
     """Write slices/manifest.json, machine.json and runs/<cell>/ of every cell: two segments of NUM_STEPS steps."""
     parts = [*map(str, params.ranges), params.heldout_name]
     SlicesManifest(
@@ -63,7 +59,7 @@ def write_comparison(data: Path, params: Params) -> None:
         write_run(data / "runs" / cell, params)
 
 
-def cell_facts(cell: str, params: Params) -> CellFacts:
+def cell_facts(cell, params):
     """Return the beginning of run.json, as it is known before the training."""
     return CellFacts(
         cell=cell, **params.cells[cell].spread, threads_per_rank=1, device="cpu", micro_batch_size=4,
@@ -72,7 +68,7 @@ def cell_facts(cell: str, params: Params) -> CellFacts:
     )  # fmt: skip
 
 
-def write_run(folder: Path, params: Params) -> None:
+def write_run(folder, params):
     """Write one cell's run.json and its segments."""
     segments = []
     for index, part in enumerate(params.ranges):
@@ -97,7 +93,7 @@ def write_run(folder: Path, params: Params) -> None:
     ).write(folder)  # fmt: skip
 
 
-def step_event(step: int) -> dict[str, Any]:
+def step_event(step):
     """Return a line of steps.jsonl; the third step has no gradient norm, as where the fp16 scaler skips one."""
     return {
         "event": "step",
@@ -111,7 +107,7 @@ def step_event(step: int) -> dict[str, Any]:
     }
 
 
-def report_results(params: Params, *, speedup: float | None, is_proven: bool = True) -> dict[str, Any]:
+def report_results(params, *, speedup, is_proven=True):
     """Return what results.json says, as far as a tracker reads it; a gate was not checked where it is not proven."""
     verdict, state = ("passed", "proven") if is_proven else ("not checked", "unproven")
     verdict, state = ("failed", "withheld") if speedup is None else (verdict, state)
@@ -150,18 +146,18 @@ def report_results(params: Params, *, speedup: float | None, is_proven: bool = T
     return {"cells": cells, "quality": {"models": models}, "gates": gates, **told}
 
 
-def _make_speed(tokens_per_second: float) -> dict[str, Any]:
+def _make_speed(tokens_per_second):
     unknown = dict.fromkeys(("mfu", "gpu_utilisation", "gpu_watts", "joules_per_token"))
     rates = {"tokens_per_second": tokens_per_second, "samples_per_second": 10.0}
     return {"step_seconds": {"value": 0.5, "low": 0.4, "high": 0.6}, **rates, **unknown}
 
 
-def _make_speedup(value: float) -> dict[str, Any]:
+def _make_speedup(value):
     found = {"value": value, "low": value - 0.25, "high": value + 0.25}
     return {**found, "parallel_efficiency": {name: end / 2 for name, end in found.items()}, "karp_flatt": 0.25}
 
 
-def write_report(folder: Path, results: dict[str, Any]) -> None:
+def write_report(folder, results):
     """Write the files of a report, and three that are not for the tracker, among them a checkpoint."""
     write(folder / "results.json", results)
     (folder / "index.html").write_text("<p>report</p>")
@@ -170,7 +166,7 @@ def write_report(folder: Path, results: dict[str, Any]) -> None:
         (folder / name).write_text(name)
 
 
-def write(path: Path, value: Any) -> None:
+def write(path, value):
     """Write the value as JSON, with the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
@@ -179,17 +175,17 @@ def write(path: Path, value: Any) -> None:
 class Place:
     """A project folder with a finished comparison, tracked where it is told."""
 
-    def __init__(self, folder: Path, kinds: list[str]) -> None:
+    def __init__(self, folder, kinds):
         self.folder = folder
         self.params = tracked_params(kind=kinds)
         write_comparison(folder, self.params)
         self.where = {"slices": folder / "slices", "machine": folder / "machine.json"}
 
-    def follow(self) -> contextlib.AbstractContextManager[Followers]:
+    def follow(self):
         """Follow the training of 2proc."""
         return follow_cell(self.params, cell_facts("2proc", self.params), **self.where)
 
-    def report(self, *, speedup: float | None, is_proven: bool = True, params: Params | None = None) -> None:
+    def report(self, *, speedup, is_proven=True, params=None):
         """Make a report and send it."""
         results = report_results(self.params, speedup=speedup, is_proven=is_proven)
         write_report(self.folder / "reports", results)
@@ -197,17 +193,17 @@ class Place:
         (self.folder / "reports" / "index.html").write_text(f"<p># Speedup {speedup}</p>")
         self.send(results, params)
 
-    def send(self, results: dict[str, Any], params: Params | None = None) -> None:
+    def send(self, results, params=None):
         """Send the report that is there."""
         paths = {"reports": self.folder / "reports", "runs": self.folder / "runs"}
         log_report(params or self.params, results, **paths, **self.where)
 
     @staticmethod
-    def events(*steps: int) -> list[dict[str, Any]]:
+    def events(*steps):
         """Return what the ranks of a launch tell of these steps."""
         return [{"event": "launch_started"}, *map(step_event, steps)]
 
-    def start(self, code: str, *arguments: object) -> "subprocess.Popen[bytes]":
+    def start(self, code, *arguments):
         """Start a stage's part as a process of its own, which can be killed."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         return subprocess.Popen(

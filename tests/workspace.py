@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from ruamel.yaml import YAML
 
@@ -45,23 +44,14 @@ Tests run beside each other, so that no turn is quiet, and all count.
 class Workspace:
     """A project folder with DVC and git set up, whose commands run as a user would type them."""
 
-    def __init__(self, folder: Path, *, programs: Path | None = None) -> None:
+    def __init__(self, folder, *, programs=None):
         """`programs`: the folder `bin` of the environment; by default that of the tests (tests/warm/environment.py)."""
         self.folder = folder
         self._programs = programs or Path(sys.executable).parent
         self._yaml = YAML(typ="rt", pure=True)
 
     @classmethod
-    def create(
-        cls,
-        folder: Path,
-        *,
-        project: Path,
-        changes: dict[str, Any],
-        programs: Path | None = None,
-        rows: Path | None = None,
-        store: Path | None = None,
-    ) -> "Workspace":
+    def create(cls, folder, *, project, changes, programs=None, rows=None, store=None):
         """Copy the project's sources from `project` into the new `folder` and change its params.yaml.
 
         `rows`: what the stage `download` has kept of rows elsewhere, and will find kept here. `store`: MLflow's, with
@@ -85,18 +75,18 @@ class Workspace:
             shutil.copy(store, folder / "mlflow.db")
         return workspace
 
-    def commit(self, title: str, *paths: str) -> None:
+    def commit(self, title, *paths):
         """Commit these paths, by default all that git does not ignore."""
         subprocess.run(["git", "add", *(paths or ("--all",))], cwd=self.folder, check=True)
         author = ("-c", "user.name=a", "-c", "user.email=a@b")
         subprocess.run(["git", *author, "commit", "--quiet", "-m", title], cwd=self.folder, check=True)
 
-    def copy(self, folder: Path, *, programs: Path | None = None) -> "Workspace":
+    def copy(self, folder, *, programs=None):
         """Return an independent copy, hard links between work folder, cache and outputs included."""
         subprocess.run(["cp", "-a", self.folder, folder], check=True)
         return Workspace(folder, programs=programs)
 
-    def change(self, changes: dict[str, Any]) -> None:
+    def change(self, changes):
         """Set values in params.yaml; a key names its place with dots; the value None removes the key."""
         file = self.folder / "params.yaml"
         params = self._yaml.load(file)
@@ -111,7 +101,7 @@ class Workspace:
                 section[last] = value
         self._yaml.dump(params, file)
 
-    def environment(self, **more: str) -> dict[str, str]:
+    def environment(self, **more):
         """Return the environment of a user who has activated the virtual environment, in this folder."""
         scratch = self.folder.parent / f"{self.folder.name}-tmp"
         scratch.mkdir(exist_ok=True)
@@ -120,7 +110,7 @@ class Workspace:
         # A lock of its own: tests may run beside a comparison.
         return {**kept, "PATH": path, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1", **more}
 
-    def run(self, *command: str, ok: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command, ok=True, **environment):
         """Run a command here to its end; with `ok`, fail the test with its output unless it succeeds."""
         done = subprocess.run(
             command,
@@ -135,20 +125,20 @@ class Workspace:
         assert not ok or done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout[-6000:]}"
         return done
 
-    def flow(self, **environment: str) -> str:
+    def flow(self, **environment):
         """Run the flow to its end and return its output."""
         return self.run("python", "-m", "flows", **environment).stdout
 
-    def repro(self, *targets: str, ok: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    def repro(self, *targets, ok=True, **environment):
         """Run `dvc repro`."""
         return self.run("dvc", "repro", *targets, ok=ok, **environment)
 
-    def launches(self, cell: str) -> int:
+    def launches(self, cell):
         """Return how many times ranks were started for the cell."""
         logs = self.folder / ".work" / "runs" / cell / "logs"
         return len(list(logs.iterdir())) if logs.is_dir() else 0
 
-    def checkpoint(self, cell: str, segment: str) -> Path:
+    def checkpoint(self, cell, segment):
         """Return the semantic checkpoint of a segment such as `0-64-epoch-1`."""
         (file,) = (self.folder / "data" / "runs" / cell / "segments" / segment).glob(f"*_{segment}.pt")
         return file

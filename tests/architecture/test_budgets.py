@@ -8,7 +8,6 @@ import io
 import subprocess
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import grimp
@@ -25,7 +24,7 @@ _NO_TOKENS = {
 }  # fmt: skip
 
 
-def _list_docstring_lines(tree: ast.AST) -> Iterator[int]:
+def _list_docstring_lines(tree):
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for part in body if isinstance(body, list) else []:
@@ -37,7 +36,7 @@ def _list_docstring_lines(tree: ast.AST) -> Iterator[int]:
                 yield from range(part.lineno, (part.end_lineno or part.lineno) + 1)
 
 
-def count_tokens(source: str) -> int:
+def count_tokens(source):
     """Return the tokens of a file's text that somebody has to read as code."""
     prose = set(_list_docstring_lines(ast.parse(source)))
     return sum(
@@ -47,9 +46,9 @@ def count_tokens(source: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def tokens(project: Path) -> Counter[str]:
+def tokens(project):
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=project, check=True, capture_output=True, text=True)
-    found = Counter[str]()
+    found = Counter()
     for file in filter(Path.is_file, (project / name for name in listed.stdout.splitlines())):
         top = file.relative_to(project).parts[0]
         found["product" if top in PRODUCT else top] += count_tokens(file.read_text())
@@ -57,16 +56,16 @@ def tokens(project: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("what", MOST_TOKENS)
-def test_there_is_no_more_to_read_than_was_agreed(tokens: Counter[str], what: str) -> None:
+def test_there_is_no_more_to_read_than_was_agreed(tokens, what):
     assert 0 < tokens[what] <= MOST_TOKENS[what]
 
 
 @pytest.mark.parametrize("start", MOST_MODULES)
-def test_an_entry_brings_in_no_more_modules_than_was_agreed(start: str) -> None:
+def test_an_entry_brings_in_no_more_modules_than_was_agreed(start):
     imports = grimp.build_graph(*PRODUCT, cache_dir=None)
     assert 0 < len(imports.find_upstream_modules(start)) < MOST_MODULES[start]
 
 
-def test_comments_docstrings_and_line_ends_are_no_tokens_and_texts_are() -> None:
+def test_comments_docstrings_and_line_ends_are_no_tokens_and_texts_are():
     assert count_tokens('"""Prose."""\n\n# more\nx = (\n    1,\n)\n') == 6
     assert count_tokens('def f():\n    """Prose."""\n    return "text"\n') == 7

@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -32,14 +30,14 @@ stages:
 """
 
 
-def _params_of(*names: str) -> dict[str, Any]:
-    content: dict[str, Any] = YAML(typ="safe", pure=True).load(GOOD)
+def _params_of(*names):
+    content = YAML(typ="safe", pure=True).load(GOOD)
     return content | {"cells": dict.fromkeys(names, _CELL)}
 
 
 @pytest.mark.slow
-def test_every_name_that_is_taken_is_a_stage_that_runs_once(tmp_path: Path) -> None:
-    def dvc(*arguments: str) -> str:
+def test_every_name_that_is_taken_is_a_stage_that_runs_once(tmp_path):
+    def dvc(*arguments):
         return subprocess.check_output([sys.executable, "-m", "dvc", *arguments], cwd=tmp_path, text=True)
 
     params = _params_of(*_LIKE_OTHER_YAML)
@@ -53,6 +51,6 @@ def test_every_name_that_is_taken_is_a_stage_that_runs_once(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["a.b", "a.", ".a", "1.5", "a/b", "..", "-a", "--", "a@b", "x" * 65, "", "a b", "ä"])
-def test_what_no_stage_or_folder_can_be_called_is_refused(name: str) -> None:
+def test_what_no_stage_or_folder_can_be_called_is_refused(name):
     with pytest.raises(ValidationError):
         Params.model_validate(_params_of(name))

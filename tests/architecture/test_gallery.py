@@ -1,11 +1,9 @@
-from pathlib import Path
-
 from tasks.reporting.document import render_report
 from tasks.reporting.drawing import select_charts
 from tasks.reporting.results import read_results
 
 
-def test_every_example_is_what_todays_code_makes_of_its_results(project: Path) -> None:
+def test_every_example_is_what_todays_code_makes_of_its_results(project):
     examples = [file.parent for file in (project / "docs" / "gallery").glob("*/results.json")]
     assert examples
     shown = (project / "docs" / "gallery" / "README.md").read_text()

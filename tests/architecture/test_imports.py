@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import grimp
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from tests.architecture.test_budgets import PRODUCT
 
 
-def test_no_file_imports_itself_in_a_circle_not_even_inside_a_function_or_for_the_types_alone() -> None:
+def test_no_file_imports_itself_in_a_circle_not_even_inside_a_function_or_for_the_types_alone():
     graph = grimp.build_graph(*PRODUCT, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     assert sum(map(len, imports.values())) > 500
@@ -26,7 +25,7 @@ _PRIVATE = re.compile(
 )
 
 
-def test_what_is_private_of_torch_is_imported_and_asked_for_in_few_files(project: Path) -> None:
+def test_what_is_private_of_torch_is_imported_and_asked_for_in_few_files(project):
     # Where it is an attribute, ruff's SLF001 says so.
     files = [file for package in PRODUCT for file in (project / package).rglob("*.py")]
     found = {str(file.relative_to(project)): lines for file in files if (lines := _PRIVATE.findall(file.read_text()))}
@@ -38,7 +37,7 @@ def test_what_is_private_of_torch_is_imported_and_asked_for_in_few_files(project
 
 
 @pytest.mark.slow
-def test_a_rank_loads_nothing_of_the_pipeline(project: Path) -> None:
+def test_a_rank_loads_nothing_of_the_pipeline(project):
     code = (
         "import sys, json, training.__main__, training.workloads.causal_lm, training.strategies.ddp.step\n"
         "names = {'prefect', 'mlflow', 'dvc', 'pandas', 'matplotlib', 'datasets', 'rich', 'tasks', 'flows'}\n"

@@ -1,7 +1,5 @@
 """`make licences` fails on what is not allowed, not known, or no longer there, and says what it could not check."""
 
-from typing import Any
-
 import pytest
 
 from tests import licences
@@ -27,15 +25,15 @@ ALLOWED = {"MIT", "BSD-3-Clause", "Apache-2.0 WITH LLVM-exception"}
         ("MIT MIT", False),
     ],
 )
-def test_an_expression_is_allowed_if_one_can_keep_to_allowed_licences(expression: str, is_allowed: bool) -> None:
+def test_an_expression_is_allowed_if_one_can_keep_to_allowed_licences(expression, is_allowed):
     assert licences.is_allowed(expression, ALLOWED) is is_allowed
 
 
-def _rules(**changes: Any) -> dict[str, Any]:
+def _rules(**changes):
     return {"licences": ["MIT"], "exceptions": {}, "vulnerabilities": {}} | changes
 
 
-def test_what_is_not_allowed_not_known_or_not_there_is_named() -> None:
+def test_what_is_not_allowed_not_known_or_not_there_is_named():
     packages = ["hypothesis", "no-such-package"]
     forbidden, unknown = licences.licence_faults(packages, _rules())
     assert forbidden.startswith("hypothesis: got the licence MPL-2.0; allowed: MIT")

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -22,7 +21,7 @@ printf '%s\\n' "$(basename "$0")" "$@" >> "$CALLS"
 
 
 @pytest.fixture
-def odd(tmp_path: Path, project: Path) -> Path:
+def odd(tmp_path, project):
     """A folder with the Makefile, and tools in `.venv` that note what they are told."""
     folder = tmp_path / ODD
     bin_folder = folder / ".venv" / "bin"
@@ -35,14 +34,14 @@ def odd(tmp_path: Path, project: Path) -> Path:
     return folder
 
 
-def _run(folder: Path, *arguments: str, answer: str = "") -> "subprocess.CompletedProcess[str]":
+def _run(folder, *arguments, answer=""):
     environment = {**os.environ, "CALLS": str(folder / "calls.txt")}
     return subprocess.run(
         ["make", *arguments], cwd=folder, env=environment, input=answer, capture_output=True, text=True
     )
 
 
-def _make(folder: Path, *arguments: str) -> list[str]:
+def _make(folder, *arguments):
     """Run make; return its tools' names and arguments."""
     (folder / "calls.txt").unlink(missing_ok=True)
     done = _run(folder, *arguments)
@@ -51,7 +50,7 @@ def _make(folder: Path, *arguments: str) -> list[str]:
 
 
 @pytest.mark.parametrize("has_git", [False, True])
-def test_set_up_runs_in_an_odd_folder_and_tells_dvc_where_there_is_no_git(odd: Path, has_git: bool) -> None:
+def test_set_up_runs_in_an_odd_folder_and_tells_dvc_where_there_is_no_git(odd, has_git):
     if has_git:
         (odd / ".git").mkdir()
     said = _make(odd, "setup")
@@ -70,7 +69,7 @@ def test_set_up_runs_in_an_odd_folder_and_tells_dvc_where_there_is_no_git(odd: P
         ("installed", [".venv/others.lock"]),
     ],
 )
-def test_set_up_takes_the_torch_that_is_asked_for_and_does_so_again(torch: str, locks: list[str], odd: Path) -> None:
+def test_set_up_takes_the_torch_that_is_asked_for_and_does_so_again(torch, locks, odd):
     said = _make(odd, "setup", *([f"TORCH={torch}"] if torch else []))
     begin = said.index("--require-hashes", said.index("sync"))
     assert said[begin + 1 : begin + 1 + len(locks)] == locks
@@ -82,7 +81,7 @@ def test_set_up_takes_the_torch_that_is_asked_for_and_does_so_again(torch: str, 
     assert locks[-1] in _make(odd, "setup")
 
 
-def test_a_driver_of_cuda_12_is_refused_before_anything_is_loaded(odd: Path) -> None:
+def test_a_driver_of_cuda_12_is_refused_before_anything_is_loaded(odd):
     tool = odd / ".venv" / "bin" / "nvidia-smi"
     tool.write_text("#!/bin/bash\necho 535.183.01\n")
     tool.chmod(0o755)
@@ -92,7 +91,7 @@ def test_a_driver_of_cuda_12_is_refused_before_anything_is_loaded(odd: Path) -> 
     assert (done.returncode, (odd / ".venv" / "uv.lock").exists()) == (2, False)
 
 
-def test_a_preset_or_a_python_with_odd_signs_is_one_word_that_make_does_not_read(odd: Path) -> None:
+def test_a_preset_or_a_python_with_odd_signs_is_one_word_that_make_does_not_read(odd):
     (odd / ".venv" / ".ready").touch()
     for target, told in (("use", ["use"]), ("compare", ["run", "--preset"])):
         assert _make(odd, target, f"PRESET={ODD}{_RUNS}") == ["ddp-compare", *told, f"{ODD}{_RUNS}"]
@@ -111,16 +110,14 @@ def test_a_preset_or_a_python_with_odd_signs_is_one_word_that_make_does_not_read
         (["test", f"GPU={_RUNS}"], "GPU; allowed: PYTHON"),
     ],
 )
-def test_a_variable_that_the_target_does_not_take_is_refused(typed: list[str], got: str, odd: Path) -> None:
+def test_a_variable_that_the_target_does_not_take_is_refused(typed, got, odd):
     done = _run(odd, *typed)
     assert (done.returncode, f"make {typed[0]}: got {got}" in done.stderr) == (2, True), done.stderr
     assert not (odd / "was-run").exists()
 
 
 @pytest.mark.parametrize(("torch", "last"), [("", "requirements.lock"), ("cuda12", "requirements-cuda12.lock")])
-def test_the_image_is_set_up_by_make_and_runs_a_command_of_ours(
-    torch: str, last: str, odd: Path, project: Path
-) -> None:
+def test_the_image_is_set_up_by_make_and_runs_a_command_of_ours(torch, last, odd, project):
     lines = [line.split(maxsplit=1) for line in (project / "Dockerfile").read_text().splitlines()]
     image = {word: rest for word, rest in lines if word != "#"}
     environment = {**os.environ, "CALLS": str(odd / "calls.txt"), "TORCH": torch}
@@ -139,9 +136,7 @@ def test_the_image_is_set_up_by_make_and_runs_a_command_of_ours(
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])
-def test_clean_removes_what_a_comparison_made_if_told_to_and_keeps_what_says_what_stands_there(
-    odd: Path, answer: str
-) -> None:
+def test_clean_removes_what_a_comparison_made_if_told_to_and_keeps_what_says_what_stands_there(odd, answer):
     kept = ("data/README.md", "reports/README.md")
     made = ("data/.gitignore", "data/runs/a/run.json", "reports/index.html", ".work/a", "mlflow.db", "dvc.lock")
     for name in (*kept, *made):

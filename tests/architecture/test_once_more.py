@@ -21,23 +21,23 @@ def test_fails_once():
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path, project, monkeypatch):
     """A folder of other tests as the current one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(project))
 
 
-def run_on(text: str) -> int:
+def run_on(text):
     Path("test_0.py").write_text(text, encoding="utf-8")
     return run_parts([()])
 
 
-def test_what_passes_only_when_run_once_more_is_named_unsteady(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_passes_only_when_run_once_more_is_named_unsteady(capfd):
     assert run_on(_ONCE + _STEADY) == 0
     assert "UNSTEADY, passed only when run once more: test_0.py::test_" in capfd.readouterr().out
 
 
-def test_what_fails_twice_has_failed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_fails_twice_has_failed(capfd):
     assert run_on(_STEADY + _FAILS) == 1
     out = capfd.readouterr().out
     assert "Once more, with nothing beside: test_0.py::test_fails" in out

@@ -1,12 +1,9 @@
 """README, CONTRIBUTING and docs/: short enough to read, and whatever they point at is there."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from pydantic import BaseModel, ValidationError
 
 from flows.command import app
@@ -40,26 +37,26 @@ WHAT_WENT = ("changelog.md",)
 """Pages that say what went."""
 
 
-def _pages(project: Path) -> list[Path]:
+def _pages(project):
     """Return every page that a reader is meant to open."""
     pages = [project / "README.md", project / "CONTRIBUTING.md", *sorted((project / "docs").glob("*.md"))]
     return [*pages, project / "data" / "README.md", project / "reports" / "README.md"]
 
 
-def _tokens(text: str) -> Iterator[Token]:
+def _tokens(text):
     for token in MarkdownIt("commonmark").enable("table").parse(text):
         yield token
         yield from token.children or []
 
 
-def _anchors(text: str) -> set[str]:
+def _anchors(text):
     """Return the anchors of the page's headings, as GitHub makes them."""
     tokens = list(_tokens(text))
     titles = [tokens[place + 1].content for place, token in enumerate(tokens) if token.type == "heading_open"]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def _broken(page: Path, text: str) -> list[str]:
+def _broken(page, text):
     """Return the links and pictures of the page that lead to no file, or to no heading of it."""
     found = [str(token.attrs[kind]) for token in _tokens(text) for kind in ("href", "src") if kind in token.attrs]
     broken = []
@@ -73,9 +70,9 @@ def _broken(page: Path, text: str) -> list[str]:
     return broken
 
 
-def _is_key(key: str) -> bool:
+def _is_key(key):
     """Return whether params.yaml may have the key."""
-    section: Any = Params
+    section = Params
     for part in key.split("."):
         kinds = [section, *get_args(section)]
         section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
@@ -85,7 +82,7 @@ def _is_key(key: str) -> bool:
     return True
 
 
-def _is_card(text: str) -> bool:
+def _is_card(text):
     """Return whether `make rehearse` takes it."""
     try:
         return parse_gpu(text)[0] > 0
@@ -93,7 +90,7 @@ def _is_card(text: str) -> bool:
         return False
 
 
-def _find_gone(page: Path, project: Path) -> set[str]:
+def _find_gone(page, project):
     """Return what the page names in vain: links, files, modules, targets, presets, cards, keys of params.yaml."""
     text, targets = page.read_text(), re.findall(r"^([a-z][a-z-]*):", (project / "Makefile").read_text(), flags=re.M)
     modules = [name.replace(".", "/") for name in _MODULES_NAMED.findall(text)]
@@ -113,20 +110,20 @@ def _find_gone(page: Path, project: Path) -> set[str]:
     }
 
 
-def test_whatever_a_page_points_at_is_there(project: Path) -> None:
+def test_whatever_a_page_points_at_is_there(project):
     pages = [*_pages(project), *sorted((project / "presets").glob("*.yaml"))]
     assert {page.name: gone for page in pages if (gone := _find_gone(page, project))} == {}
     assert sum(page.read_text().count("](") for page in _pages(project)) > 60
 
 
-def _lay_over(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def _lay_over(given, changes):
     both = [
         key for key, value in changes.items() if isinstance(value, dict) and key not in ("cells", "model", "dataset")
     ]
     return {**given, **changes, **{key: {**given.get(key, {}), **changes[key]} for key in both}}
 
 
-def test_every_piece_of_params_that_a_page_shows_is_read_and_fits_a_preset(project: Path, tmp_path: Path) -> None:
+def test_every_piece_of_params_that_a_page_shows_is_read_and_fits_a_preset(project, tmp_path):
     begins = re.compile(rf"(?:{'|'.join(Params.model_fields)}):")
     snippets = [
         (page.name, token.content)
@@ -149,7 +146,7 @@ def test_every_piece_of_params_that_a_page_shows_is_read_and_fits_a_preset(proje
             assert any("is not installed" in complaint for complaint in complaints), (name, text, complaints)
 
 
-def test_every_file_of_the_list_of_files_is_there(project: Path) -> None:
+def test_every_file_of_the_list_of_files_is_there(project):
     tree = (project / "docs" / "files.md").read_text()
     named = re.findall(r"[a-z_-]+\.(?:py|yaml|toml|lock|md)\b", tree)
     assert len(named) > 20
@@ -158,7 +155,7 @@ def test_every_file_of_the_list_of_files_is_there(project: Path) -> None:
         assert (project / name).is_file() or any(list(top.rglob(name)) for top in tops), name
 
 
-def test_readme_and_pages_are_short_enough_to_read(project: Path) -> None:
+def test_readme_and_pages_are_short_enough_to_read(project):
     assert all((project / "docs" / name).is_file() for name in LONGER)
     for pattern, most in MOST_WORDS.items():
         for page in project.glob(pattern):
@@ -167,19 +164,19 @@ def test_readme_and_pages_are_short_enough_to_read(project: Path) -> None:
     assert sum(len(text.split()) for text in all_pages) <= MOST_WORDS_OF_ALL_PAGES
 
 
-def test_every_decision_is_short(project: Path) -> None:
+def test_every_decision_is_short(project):
     entries = re.split(r"^### ", (project / "docs" / "decisions.md").read_text(), flags=re.MULTILINE)[1:]
     assert len(entries) > 50
     texts = dict(one.split("\n## ")[0].split("\n", 1) for one in entries)
     assert {title: num for title, text in texts.items() if (num := len(text.split())) > MOST_WORDS_OF_A_DECISION} == {}
 
 
-def test_the_page_of_gates_has_every_gate_with_its_question(project: Path) -> None:
+def test_the_page_of_gates_has_every_gate_with_its_question(project):
     text = (project / "docs" / "gates.md").read_text()
     rows = re.findall(r"^\| (.+?) \| (.+\?) \| .*\|$", text, flags=re.MULTILINE)
     assert rows == [(check.name, check.question) for check in [*CHECKS, *CHECKS_OF_BLOCKS]]
 
 
-def test_the_page_of_trouble_has_every_exit_code(project: Path) -> None:
+def test_the_page_of_trouble_has_every_exit_code(project):
     rows = re.findall(r"^\| (\d+) \|", (project / "docs" / "trouble.md").read_text(), flags=re.MULTILINE)
     assert [int(row) for row in rows] == sorted(ExitCode)

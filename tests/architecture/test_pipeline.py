@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import grimp
 import pytest
@@ -10,17 +9,16 @@ from ruamel.yaml import YAML
 
 
 @pytest.fixture(scope="module")
-def stages(project: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = YAML(typ="safe", pure=True).load(project / "dvc.yaml")["stages"]
-    return loaded
+def stages(project):
+    return YAML(typ="safe", pure=True).load(project / "dvc.yaml")["stages"]
 
 
-def test_every_stage_is_one_module_of_tasks(stages: dict[str, Any], project: Path) -> None:
+def test_every_stage_is_one_module_of_tasks(stages, project):
     modules = {file.stem for file in (project / "tasks").glob("*.py")} - {"__init__", "params"}
     assert modules == set(stages)
 
 
-def test_every_stage_but_the_first_works_on_its_snapshot_and_depends_on_it(stages: dict[str, Any]) -> None:
+def test_every_stage_but_the_first_works_on_its_snapshot_and_depends_on_it(stages):
     for name, stage in stages.items():
         if name == "fingerprint":
             continue
@@ -32,13 +30,13 @@ def test_every_stage_but_the_first_works_on_its_snapshot_and_depends_on_it(stage
 
 
 @pytest.fixture(scope="module")
-def imports(project: Path) -> grimp.ImportGraph:
+def imports(project):
     """Who imports whom in tasks/ and training/, also where a package is named and its module is found by name."""
     graph = grimp.build_graph("ddp_audit", "tasks", "training", exclude_type_checking_imports=True, cache_dir=None)
     for module in list(graph.modules):
         text = _locate(module, project).read_text()
         for package in re.findall(r"""["']((?:tasks|training)(?:\.\w+)+)["'.]""", text):
-            children = graph.find_children(package) if package in graph.modules else set[str]()
+            children = graph.find_children(package) if package in graph.modules else set()
             # A stage takes of a strategy what it expects; its step is for ranks.
             children = {
                 package,
@@ -54,15 +52,13 @@ def imports(project: Path) -> grimp.ImportGraph:
     return graph
 
 
-def _locate(module: str, project: Path) -> Path:
+def _locate(module, project):
     place = project / module.replace(".", "/")
     return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
 @pytest.mark.parametrize("stage", ["download", "slice", "measure", "train", "evaluate", "report", "upload"])
-def test_a_stage_depends_on_the_sources_that_it_imports_and_on_no_other_room(
-    stage: str, stages: dict[str, Any], imports: grimp.ImportGraph, project: Path
-) -> None:
+def test_a_stage_depends_on_the_sources_that_it_imports_and_on_no_other_room(stage, stages, imports, project):
     deps = [Path(dep) for dep in stages[stage].get("do", stages[stage])["deps"]]
     deps = [dep for dep in deps if dep.parts[0] in ("ddp_audit", "tasks", "training")]
     modules = {f"tasks.{stage}", *imports.find_upstream_modules(f"tasks.{stage}")}
@@ -78,7 +74,7 @@ def test_a_stage_depends_on_the_sources_that_it_imports_and_on_no_other_room(
 
 
 @pytest.mark.parametrize(("name", "fewest"), [("requirements.lock", 200), ("requirements-extras.lock", 10)])
-def test_a_lock_pins_every_package_by_hash_and_names_no_host(project: Path, name: str, fewest: int) -> None:
+def test_a_lock_pins_every_package_by_hash_and_names_no_host(project, name, fewest):
     lock = (project / name).read_text()
     packages = re.findall(r"^[A-Za-z0-9_.\-]+==", lock, flags=re.MULTILINE)
     assert len(packages) > fewest
@@ -86,7 +82,7 @@ def test_a_lock_pins_every_package_by_hash_and_names_no_host(project: Path, name
     assert "://" not in lock
 
 
-def test_the_set_up_installs_no_extra_and_the_extras_change_no_version_of_it(project: Path) -> None:
+def test_the_set_up_installs_no_extra_and_the_extras_change_no_version_of_it(project):
     pinned, extra = (
         set(re.findall(r"^([a-z0-9.\-]+)==([^ ;\\]+)", (project / name).read_text(), flags=re.MULTILINE))
         for name in ("requirements.lock", "requirements-extras.lock")

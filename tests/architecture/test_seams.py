@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ OTHERS_THERE = {"tasks/equivalence/reference": {"adapter", "update"}}
 """Folder -> its files that are found by no name: they use those that are."""
 
 
-def _held_by_mypy(lines: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+def _held_by_mypy(lines, folder):
     # The project's settings, so that what `make check` has found of its files is not found again; but for the packages
     # to look at, which are not asked for here.
     settings = folder / "settings.toml"
@@ -38,7 +37,7 @@ def _held_by_mypy(lines: list[str], folder: Path) -> "subprocess.CompletedProces
 
 
 @pytest.mark.slow
-def test_every_file_of_a_seam_offers_what_its_protocol_says(tmp_path: Path) -> None:
+def test_every_file_of_a_seam_offers_what_its_protocol_says(tmp_path):
     lines = ["from training.step.strategy import Strategy"]
     for name in list_strategies():
         lines += [
@@ -61,13 +60,13 @@ def test_every_file_of_a_seam_offers_what_its_protocol_says(tmp_path: Path) -> N
     assert "Incompatible types in assignment" in told.stdout
 
 
-def test_what_is_found_by_the_name_of_a_workload_has_one() -> None:
+def test_what_is_found_by_the_name_of_a_workload_has_one():
     found = {folder: set(list_file_names(folder)) for folder in ("tasks/equivalence/reference", "tasks/data/slicing")}
     assert found["tasks/equivalence/reference"] - OTHERS_THERE["tasks/equivalence/reference"] <= set(WORKLOADS)
     assert found["tasks/data/slicing"] - {"tokens"} <= set(WORKLOADS)
 
 
-def test_every_folder_is_a_strategy_and_what_it_does_not_go_with_is_known() -> None:
+def test_every_folder_is_a_strategy_and_what_it_does_not_go_with_is_known():
     folders = {file.parent.name for file in (PROJECT / "training/strategies").glob("*/*.py")}
     assert folders == set(list_strategies())
     assert set(WORKLOADS) == set(COMBINED_WORKLOADS)

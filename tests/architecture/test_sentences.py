@@ -4,7 +4,6 @@ import ast
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 MOST = 440
@@ -12,20 +11,20 @@ MOST = 440
 _WORDS = 5
 
 
-def _list_trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
+def _list_trees(*folders):
     for folder in folders:
         for file in sorted(Path(folder).rglob("*.py")):
             yield file, ast.parse(file.read_text(encoding="utf-8"))
 
 
-def _join(node: ast.AST) -> str:
+def _join(node):
     """Return what a literal says, with a word for each value that is put into it."""
     if isinstance(node, ast.JoinedStr):
         return "".join(_join(part) for part in node.values)
     return str(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, str) else "0"
 
 
-def _list_pinned(tree: ast.Module) -> Iterator[ast.AST]:
+def _list_pinned(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             yield node.test
@@ -35,18 +34,18 @@ def _list_pinned(tree: ast.Module) -> Iterator[ast.AST]:
             yield from (one for one in node.decorator_list if "parametrize" in ast.dump(one))
 
 
-def _count(root: ast.AST) -> int:
+def _count(root):
     if isinstance(root, ast.JoinedStr | ast.Constant):
         return len(re.findall(r"\b[a-z]{2,}\b", _join(root))) >= _WORDS
     return sum(map(_count, ast.iter_child_nodes(root)))
 
 
-def test_no_more_sentences_are_pinned_than_until_now() -> None:
+def test_no_more_sentences_are_pinned_than_until_now():
     pinned = Counter({str(file): sum(map(_count, _list_pinned(tree))) for file, tree in _list_trees("tests")})
     assert pinned.total() <= MOST, pinned.most_common(20)
 
 
-def test_whatever_a_findings_sentence_prints_it_has_a_number_of() -> None:
+def test_whatever_a_findings_sentence_prints_it_has_a_number_of():
     for file, tree in _list_trees("tasks"):
         for call in ast.walk(tree):
             name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""

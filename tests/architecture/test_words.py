@@ -2,14 +2,12 @@
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 _REFUSED = re.compile(r"_*(told|tell|tell_\w+|one|found|hear|knock)")
 _FOLDERS = ("flows", "tasks", "training", "ddp_audit", "benchmarks")
 
 
-def _list_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def _list_names(tree):
     """Yield (line, name) of every variable, parameter, function, class and attribute that is bound there."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -20,11 +18,11 @@ def _list_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.name
 
 
-def _list_refused(source: str) -> list[tuple[int, str]]:
+def _list_refused(source):
     return [(line, name) for line, name in _list_names(ast.parse(source)) if _REFUSED.fullmatch(name)]
 
 
-def test_no_name_is_a_word_that_says_nothing(project: Path) -> None:
+def test_no_name_is_a_word_that_says_nothing(project):
     # A field of a record is a key of a published file.
     files = [file for folder in _FOLDERS for file in (project / folder).rglob("*.py")]
     refused = {str(file.relative_to(project)): _list_refused(file.read_text(encoding="utf-8")) for file in files}

@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +11,7 @@ import pytest
 from benchmarks.gpu_day import resuming, two_ranks
 from benchmarks.gpu_day.__main__ import PARTS, run_part
 from benchmarks.gpu_day.day import Day
-from benchmarks.gpu_day.summary import RUNNING, Ended
-from benchmarks.throughput.groups import Setup
+from benchmarks.gpu_day.summary import RUNNING
 from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
 from training.process.files import write_json
 
@@ -30,7 +27,7 @@ time.sleep(60)
 """
 
 
-def _make_day(folder: Path, *, seconds: float = 60.0) -> Day:
+def _make_day(folder, *, seconds=60.0):
     out = folder / "out"
     out.mkdir()
     return Day(
@@ -38,15 +35,13 @@ def _make_day(folder: Path, *, seconds: float = 60.0) -> Day:
     )
 
 
-def _run(day: Day, program: str) -> tuple[Ended, list[Ended]]:
+def _run(day, program):
     """Return how it ended, and what was kept on the way."""
-    kept = list[Ended]()
+    kept = []
     return run_part(day, [sys.executable, "-c", program, str(day.out)], kept.append), kept
 
 
-def test_what_a_part_found_before_its_time_was_over_is_kept_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_part_found_before_its_time_was_over_is_kept_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.gpu_day.__main__._LEAST_SECONDS", 0.0)
     ended, kept = _run(_make_day(tmp_path, seconds=3.0), _FINDS_AND_HANGS)
     assert (ended.how, ended.results) == ("ended after its 3 s", {"first": 1})
@@ -54,7 +49,7 @@ def test_what_a_part_found_before_its_time_was_over_is_kept_at_once(
     assert ended.seconds < 30
 
 
-def test_every_part_can_be_imported_where_only_five_packages_are(project: Path) -> None:
+def test_every_part_can_be_imported_where_only_five_packages_are(project):
     modules = [f"gpu_day.{module}" for module in {module for module, _ in PARTS.values()} - {"gpu_tests"}]
     modules += [f"throughput.peers.{name}" for name in ("ours", "trainer", "accelerated", "published_fp32")]
     program = f"import sys; sys.modules.update(dict.fromkeys({_NOT_THERE}))\n"
@@ -66,13 +61,13 @@ def test_every_part_can_be_imported_where_only_five_packages_are(project: Path) 
 class _CpuDay(Day):
     """A day without a card."""
 
-    def make_setup(self, **changes: Any) -> Setup:
+    def make_setup(self, **changes):
         """Return the setup on the CPU, in fp32."""
         return super().make_setup(**{"precision": "fp32", "threads": 1, **changes, "device": "cpu"})
 
 
 @pytest.fixture
-def cpu_day(tmp_path: Path) -> _CpuDay:
+def cpu_day(tmp_path):
     """A tiny model, and rows that are enough for every part."""
     random, shape = np.random.default_rng(0), small_qwen2(512, hidden_size=64, num_attention_heads=4)
     sizes = random.integers(8, 24, size=800)
@@ -89,7 +84,7 @@ def cpu_day(tmp_path: Path) -> _CpuDay:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("starts_warm")
-def test_two_ranks_of_every_strategy_end_where_one_does_and_their_updates_are_one_processs(cpu_day: _CpuDay) -> None:
+def test_two_ranks_of_every_strategy_end_where_one_does_and_their_updates_are_one_processs(cpu_day):
     two_ranks.run(cpu_day)
     found = json.loads((cpu_day.out / "found.json").read_bytes())
     assert set(found["ended"]) == {"1 rank", "2 ranks, ddp", "2 ranks, fsdp2", "2 ranks, zero1"}
@@ -100,7 +95,7 @@ def test_two_ranks_of_every_strategy_end_where_one_does_and_their_updates_are_on
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("starts_warm")
-def test_a_training_that_is_stopped_goes_on_where_it_was(cpu_day: _CpuDay) -> None:
+def test_a_training_that_is_stopped_goes_on_where_it_was(cpu_day):
     resuming.run(cpu_day)
     found = json.loads((cpu_day.out / "found.json").read_bytes())
     assert found["first"]["exit_code"] == 75

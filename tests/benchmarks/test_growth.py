@@ -1,7 +1,6 @@
 """What the benchmark of growth finds of one part, at a small size."""
 
 import random
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +11,7 @@ from benchmarks.growth.parts import rows_file
 
 
 @pytest.mark.slow
-def test_a_file_of_a_hundred_megabytes_is_placed_in_the_memory_of_a_small_one(tmp_path: Path) -> None:
+def test_a_file_of_a_hundred_megabytes_is_placed_in_the_memory_of_a_small_one(tmp_path):
     memory = {}
     for num_rows in (1_000, 100_000):
         work = tmp_path / str(num_rows)

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from benchmarks.levers import LEVERS, Lever, comparison
+from benchmarks.levers import LEVERS, comparison
 from tasks.params import Params
 from training.config import TrainingConfig
 
 
 @pytest.mark.parametrize("lever", LEVERS, ids=lambda lever: f"{lever.name} {lever.ranks}")
-def test_each_side_of_a_lever_is_a_comparison_that_params_yaml_may_hold(lever: Lever) -> None:
+def test_each_side_of_a_lever_is_a_comparison_that_params_yaml_may_hold(lever):
     fields = {field.name for field in dataclasses.fields(TrainingConfig)}
     sides = [lever.without, lever.overrides]
     assert sides[0] != sides[1]

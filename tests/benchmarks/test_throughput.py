@@ -1,7 +1,6 @@
 """The benchmark of throughput: each peer does the work that ours does."""
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ _SHAPE = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("starts_warm")
 @pytest.mark.parametrize("peer", ["published", "trainer", "accelerated"])
-def test_a_peer_does_the_same_work_as_ours_on_two_processes_until_its_time_is_over(peer: str, tmp_path: Path) -> None:
+def test_a_peer_does_the_same_work_as_ours_on_two_processes_until_its_time_is_over(peer, tmp_path):
     random = np.random.default_rng(3)
     # Some are longer than the sequence length.
     rows = [random.integers(0, 128, size=length) for length in random.integers(2, 31, size=64)]

@@ -4,11 +4,10 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from tests.chaos.saved import NEWEST, STEPS_PER_SEGMENT, Saved
+from tests.chaos.saved import NEWEST, STEPS_PER_SEGMENT
 
 _DIED = 9
 _PATCHED = ("open", "close", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync")
@@ -21,11 +20,11 @@ Save = Callable[[], Any]
 class _Death:
     """Ends the process at the n-th point that it comes to, and says at which kind."""
 
-    def __init__(self, points_until: int, report: int) -> None:
+    def __init__(self, points_until, report):
         self._points_left = points_until
         self._report = report
 
-    def meet(self, kind: str, last_deed: Callable[[], Any] = lambda: None) -> None:
+    def meet(self, kind, last_deed=lambda: None):
         """Pass a point, or do the last deed and die there."""
         if self._points_left == 0:
             last_deed()
@@ -33,30 +32,30 @@ class _Death:
             os._exit(_DIED)
         self._points_left -= 1
 
-    def arm(self) -> None:
+    def arm(self):
         """Put it into every function by which this process changes files."""
         for name in _PATCHED:
             setattr(os, name, self._before(name, getattr(os, name)))
-        io.open = self._opening(io.open)  # type: ignore[assignment]
+        io.open = self._opening(io.open)
 
-    def _before(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any, **options: Any) -> Any:
+    def _before(self, name, real):
+        def wrapped(*arguments, **options):
             self.meet(name)
             return real(*arguments, **options)
 
         return wrapped
 
-    def _opening(self, real: Callable[..., Any]) -> Callable[..., Any]:
+    def _opening(self, real):
         death = self
 
         class DyingFile(io.FileIO):
-            def write(self, data: Any) -> int:
+            def write(self, data):
                 death.meet("write")
                 content = bytes(data)
                 death.meet("half a write", lambda: super(DyingFile, self).write(content[: len(content) // 2]))
                 return super().write(content)
 
-        def wrapped(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        def wrapped(file, mode="r", *arguments, **options):
             if not set(mode) & set("wxa+"):
                 return real(file, mode, *arguments, **options)
             self.meet("open for writing")
@@ -67,7 +66,7 @@ class _Death:
         return wrapped
 
 
-def crash_everywhere(saved: Saved) -> Iterator[tuple[str, str]]:
+def crash_everywhere(saved):
     """Die at every point of saving a partial checkpoint, then a finished segment; yield its kind and what is wrong."""
     saves = ((saved.next_partial_save, NEWEST + 2), (saved.next_finished_save, 2 * STEPS_PER_SEGMENT))
     for prepare, step in saves:
@@ -81,7 +80,7 @@ def crash_everywhere(saved: Saved) -> Iterator[tuple[str, str]]:
             number += 1
 
 
-def _find_problem(saved: Saved, work: Path, *, new: int, where: str) -> str:
+def _find_problem(saved, work, *, new, where):
     """Return what the next start does not make good, or nothing."""
     start = saved.next_start(work)
     wrong = []
@@ -95,7 +94,7 @@ def _find_problem(saved: Saved, work: Path, *, new: int, where: str) -> str:
     return "; ".join(f"{where}: {words}" for words in wrong)
 
 
-def _died_at(save: Save, point: int) -> str | None:
+def _died_at(save, point):
     """Save in a child that dies at the point; return its kind, None if the save has fewer points."""
     reader, writer = os.pipe()
     pid = os.fork()

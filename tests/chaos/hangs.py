@@ -13,10 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -52,7 +50,7 @@ class HangTrial:
     """What the stage says."""
 
     @property
-    def is_right(self) -> bool:
+    def is_right(self):
         """Whether the culprit, its section and its step were named, all was ended and all stacks that can be are there.
 
         A rank that is stopped has none.
@@ -62,12 +60,12 @@ class HangTrial:
         return is_named and self.stacks == expected and self.num_left == 0
 
 
-def work_of(folder: Path, trial: HangTrial) -> Path:
+def work_of(folder, trial):
     """Return the work folder of a trial."""
     return folder / f"{trial.kind.replace(':', '-')}-{trial.rank}-{trial.section}"
 
 
-def hang_trials(folder: Path, trials: Sequence[HangTrial], *, watchdog_seconds: float, at_once: int) -> list[HangTrial]:
+def hang_trials(folder, trials, *, watchdog_seconds, at_once):
     """Return the trials with what came of them; in a process of its own, from which ranks can be forked."""
     told = [str(folder), [[trial.kind, trial.rank, trial.section] for trial in trials], watchdog_seconds, at_once]
     done = subprocess.run(
@@ -77,7 +75,7 @@ def hang_trials(folder: Path, trials: Sequence[HangTrial], *, watchdog_seconds: 
     return [_from_json(line) for line in done.stdout.splitlines()]
 
 
-def _try_hang(folder: Path, config: dict[str, Any], trial: HangTrial, *, watchdog_seconds: float) -> HangTrial:
+def _try_hang(folder, config, trial, *, watchdog_seconds):
     """Return what comes of one trial in this process, which must never have computed anything with torch."""
     import tests.museum.forked
     from tasks.process.failure import StageError
@@ -93,7 +91,7 @@ def _try_hang(folder: Path, config: dict[str, Any], trial: HangTrial, *, watchdo
         apply_planned_faults()
     seen = [time.monotonic()]
 
-    def follow(events: list[dict[str, Any]]) -> None:
+    def follow(events):
         if events:
             seen.append(time.monotonic())
 
@@ -116,7 +114,7 @@ def _try_hang(folder: Path, config: dict[str, Any], trial: HangTrial, *, watchdo
     return dataclasses.replace(trial, exit_code=0, num_left=len(psutil.Process().children(recursive=True)))
 
 
-def _ranks_with_stacks(work: Path) -> tuple[int, ...]:
+def _ranks_with_stacks(work):
     logs = max((work / "logs").iterdir())
     says = {int(log.stem): log.read_text(errors="replace") for log in logs.glob("*.log")}
     # Of the main thread, down to the entry.
@@ -125,7 +123,7 @@ def _ranks_with_stacks(work: Path) -> tuple[int, ...]:
     )
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder):
     """Return the config of two ranks on a model that an own process makes: this one must not compute."""
     model = (
         "import sys; from pathlib import Path; from tests.tiny import make_tiny_model as make; make(Path(sys.argv[1]))"
@@ -139,7 +137,7 @@ def _config(folder: Path) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _run(folder: Path, trials: Sequence[HangTrial], *, watchdog_seconds: float, at_once: int) -> list[HangTrial]:
+def _run(folder, trials, *, watchdog_seconds, at_once):
     config = _config(folder)
     # What ranks import.
     import torch.nn.parallel  # noqa: F401
@@ -160,7 +158,7 @@ def _run(folder: Path, trials: Sequence[HangTrial], *, watchdog_seconds: float, 
     return [answers[index] for index in sorted(answers)]
 
 
-def _forked(folder: Path, config: dict[str, Any], trial: HangTrial, watchdog_seconds: float, answer: Path) -> int:
+def _forked(folder, config, trial, watchdog_seconds, answer):
     pid = os.fork()
     if pid == 0:
         try:
@@ -172,7 +170,7 @@ def _forked(folder: Path, config: dict[str, Any], trial: HangTrial, watchdog_sec
     return pid
 
 
-def _from_json(text: str) -> HangTrial:
+def _from_json(text):
     said = json.loads(text)
     return HangTrial(**{**said, "stacks": tuple(said["stacks"]), "found": said["found"] and tuple(said["found"])})
 

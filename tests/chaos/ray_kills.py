@@ -5,11 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 from tests.flows.toy_project import wait_for
-from tests.ray_cluster import Cluster
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
 
@@ -30,14 +27,14 @@ class RayTraining:
     """A training in exact mode, with a checkpoint after every fifth step, and the weights that torchrun's has."""
 
     def __init__(
-        self, folder: Path, cluster: Cluster, *, num_steps: int = 600, python: str = sys.executable
-    ) -> None:  # fmt: skip
+        self, folder, cluster, *, num_steps = 600, python = sys.executable
+    ):  # fmt: skip
         """`python`: of the stage, of torchrun and of ranks on the first machine."""
         self._folder, self.cluster, self._python = folder, cluster, python
         rows = make_slice(folder / "rows", num_rows=8 * num_steps)
         self._told = (make_tiny_model(folder / "model"), [rows])
 
-    def start(self, name: str, *where: str, **more: str) -> "subprocess.Popen[str]":
+    def start(self, name, *where, **more):
         """Start a stage's part of it in the work folder `name`; on both raylets if nothing else is said."""
         config = make_config(
             self._folder / name, *self._told, exact=True, checkpoint_every_steps=_EVERY, world_size=2, strategy="ddp",
@@ -52,13 +49,13 @@ class RayTraining:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def run(self, name: str, *where: str) -> None:
+    def run(self, name, *where):
         """Run it to its end."""
         process = self.start(name, *where)
         out, _ = process.communicate(timeout=2 * SECONDS)
         assert process.returncode == 0, out[-4000:]
 
-    def begin(self, name: str, *where: str, **more: str) -> "subprocess.Popen[str]":
+    def begin(self, name, *where, **more):
         """Start it; return once it has saved what it can go on from later."""
         process = self.start(name, *where, **more)
         wait_for(
@@ -68,17 +65,17 @@ class RayTraining:
         assert process.poll() is None, process.communicate()[0][-4000:]
         return process
 
-    def resumed_at(self, name: str) -> int | None:
+    def resumed_at(self, name):
         """Return the step after which the last launch went on; None if it has not come so far."""
         began = [one for one in events_in(self._stream(name)) if one["event"] == "segment_started"]
         return int(began[0]["resumed_at_step"]) if began else None
 
-    def saved_at(self, name: str) -> int | None:
+    def saved_at(self, name):
         """Return a step that the last launch has saved for sure; None if it has not come so far."""
         begun = self.resumed_at(name)
         return None if begun is None else begun + _EVERY * max(0, (self._count_steps(name) - 1) // _EVERY)
 
-    def find_difference(self, name: str) -> str:
+    def find_difference(self, name):
         """Return what differs from torchrun's at the end: weights, or what ranks of any launch were told by names."""
         if not (self._folder / "torchrun").exists():
             self.run("torchrun", "torchrun")
@@ -91,19 +88,18 @@ class RayTraining:
             problems.append(f"ranks were told {told}, torchrun's {wanted_told}")
         return "; ".join(problems)
 
-    def _read_facts(self, name: str) -> dict[str, Any]:
+    def _read_facts(self, name):
         (file,) = (self._folder / name / "segments").glob("*/segment.json")
-        facts: dict[str, Any] = json.loads(file.read_bytes())
-        return facts
+        return json.loads(file.read_bytes())
 
-    def _stream(self, name: str) -> Path:
+    def _stream(self, name):
         return self._folder / name / "steps.jsonl"
 
-    def _count_steps(self, name: str) -> int:
+    def _count_steps(self, name):
         return sum(one["event"] == "step" for one in events_in(self._stream(name)))
 
 
-def kill_in_turn(training: RayTraining) -> list[str]:
+def kill_in_turn(training):
     """Kill in turn what KILLED names, the newest process, then go on; in the end on one machine.
 
     Return what was wrong: with who is left, with what is said, with where the next run goes on and with the weights.
@@ -138,6 +134,6 @@ def kill_in_turn(training: RayTraining) -> list[str]:
     return [problem for problem in found if problem]
 
 
-def _find_lost(training: RayTraining, saved: int) -> str:
+def _find_lost(training, saved):
     stood_at = training.resumed_at("many")
     return "" if stood_at is None or stood_at >= saved else f"went on at step {stood_at}, saved were {saved}"

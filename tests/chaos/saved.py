@@ -3,17 +3,14 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
-from tests.training.forked_ranks import ForkedRanks
-from training.config import TrainingConfig, read_config
+from training.config import read_config
 from training.process.distributed import Ranks
 from training.process.events import EventStream
 from training.record.segment import SegmentRecord
@@ -23,7 +20,7 @@ from training.strategies.single import step as single
 from training.workloads import causal_lm
 
 STEPS_PER_SEGMENT = 8
-_NO_GROUP: Any = None
+_NO_GROUP = None
 ALONE = Ranks(
     rank=0, world_size=1, device=torch.device("cpu"), backend="gloo", gradient_group=_NO_GROUP
 )  # fmt: skip
@@ -48,7 +45,7 @@ class Start:
 class Saved:
     """A finished segment and two partial checkpoints of the next one, in a folder to be copied for each trial."""
 
-    def __init__(self, root: Path, ranks: ForkedRanks) -> None:
+    def __init__(self, root, ranks):
         self.root = root
         model = make_tiny_model(root / "model", hidden_size=16, num_layers=1, dropout=0.1)
         rows = make_slice(root / "slice", num_rows=8 * STEPS_PER_SEGMENT)
@@ -56,33 +53,33 @@ class Saved:
         # After the update of step 14, before it is saved.
         codes = ranks.launch(described, fault=f"rank=0,step={_NEXT},kind=sigkill")
         assert codes == [-9], codes
-        self.config: TrainingConfig = read_config(root / "left" / "config.json")
+        self.config = read_config(root / "left" / "config.json")
         self.strategy = single.STRATEGY.build(causal_lm.load_model(model), causal_lm, self.config, ALONE)
         self.checksums = {OLDER: "", NEWEST: ""}
         """Of the parameters after these steps."""
         self._learn_checksums()
 
-    def copy(self, name: str = "work") -> Path:
+    def copy(self, name="work"):
         """Return a fresh copy of what was left, in place of the one of this name before it."""
         folder = self.root / name
         shutil.rmtree(folder, ignore_errors=True)
         # Linked: nothing is ever written into a file of a checkpoint, so what was left stays what it was.
         return Path(shutil.copytree(self.root / "left", folder, copy_function=os.link))
 
-    def partial(self, work: Path, step: int) -> Path:
+    def partial(self, work, step):
         """Return the folder of the partial checkpoint after that step of the whole run."""
         return work / "partial" / self.config.segments[1].fingerprint / f"step-{step - STEPS_PER_SEGMENT:08d}"
 
-    def segment(self, work: Path, index: int) -> Path:
+    def segment(self, work, index):
         """Return the folder of a finished segment."""
         return work / "segments" / self.config.segments[index].fingerprint
 
-    def next_partial_save(self, work: Path) -> Callable[[], Any]:
+    def next_partial_save(self, work):
         """Return the save that came next, after step 14; the weights it saves are noted in `checksums`."""
         store, record = self._after_next_step(work, segment_step=_NEXT - STEPS_PER_SEGMENT)
         return lambda: store.save_partial(self.strategy, record, ALONE, self.strategy.digest())
 
-    def next_finished_save(self, work: Path) -> Callable[[], Any]:
+    def next_finished_save(self, work):
         """Return the save of the finished segment, after step 16."""
         store, record = self._after_next_step(work, segment_step=STEPS_PER_SEGMENT)
         record.counters.train_seconds = 1.0
@@ -95,7 +92,7 @@ class Saved:
         )  # fmt: skip
         return lambda: store.save_finished(self.strategy, record, ALONE, lambda: summary)
 
-    def next_start(self, work: Path) -> Start:
+    def next_start(self, work):
         """Do what a launch does before its first step."""
         store = self._store(work)
         store.clear_unfinished()
@@ -116,7 +113,7 @@ class Saved:
         store.load_partial(folder, self.strategy, record)
         return self._start(work, stands_after=STEPS_PER_SEGMENT + record.counters.num_steps)
 
-    def _start(self, work: Path, *, stands_after: int) -> Start:
+    def _start(self, work, *, stands_after):
         events = events_in(work / "events.jsonl")
         return Start(
             stands_after=stands_after,
@@ -124,18 +121,18 @@ class Saved:
             refused=[event["problem"] for event in events if event["event"] == "checkpoint_not_used"],
         )
 
-    def _store(self, work: Path) -> CheckpointStore:
+    def _store(self, work):
         events = EventStream(work / "events.jsonl", rank=0)
         return CheckpointStore(work, model_name="tiny", world_size=1, exact=False, events=events)
 
-    def _record(self, work: Path) -> SegmentRecord:
+    def _record(self, work):
         counters = Counters(started_at="", start_checksum="")
         return SegmentRecord(
             segment=self.config.segments[1], first_step=STEPS_PER_SEGMENT + 1, num_steps=STEPS_PER_SEGMENT,
             counters=counters, folder=work,
         )  # fmt: skip
 
-    def _after_next_step(self, work: Path, *, segment_step: int) -> tuple[CheckpointStore, SegmentRecord]:
+    def _after_next_step(self, work, *, segment_step):
         """Return the store and the record of a run that went on from the newest checkpoint up to that step."""
         store, record = self._store(work), self._record(work)
         store.load_partial(self.partial(work, NEWEST), self.strategy, record)
@@ -145,7 +142,7 @@ class Saved:
         self.checksums[STEPS_PER_SEGMENT + segment_step] = self.strategy.digest().parameters[0]
         return store, record
 
-    def _learn_checksums(self) -> None:
+    def _learn_checksums(self):
         work = self.copy()
         self.checksums[NEWEST] = self.next_start(work).checksum
         shutil.rmtree(self.partial(work, NEWEST))

@@ -2,45 +2,41 @@
 
 import os
 import random
-from collections.abc import Callable
 
 import pytest
 
 from tests.chaos.crash_points import KINDS, crash_everywhere
 from tests.chaos.saved import NEWEST, OLDER, STEPS_PER_SEGMENT, Saved
-from tests.training.forked_ranks import ForkedRanks
 from training.state.receipt import RECEIPT
 
 
 @pytest.fixture(scope="module")
-def saved(ranks: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+def saved(ranks, tmp_path_factory):
     """What a killed run left."""
     return Saved(tmp_path_factory.mktemp("saved"), ranks)
 
 
 @pytest.mark.slow
-def test_a_crash_at_any_point_of_a_save_leaves_the_previous_or_the_new_checkpoint(saved: Saved) -> None:
+def test_a_crash_at_any_point_of_a_save_leaves_the_previous_or_the_new_checkpoint(saved):
     found = list(crash_everywhere(saved))
     assert [problem for _, problem in found if problem] == []
     assert {kind for kind, _ in found} == KINDS
     assert len(found) > 150, "the injection met too few points to prove anything"
 
 
-def _flip_a_bit(content: bytes, choose: random.Random) -> bytes:
+def _flip_a_bit(content, choose):
     flipped = bytearray(content)
     flipped[choose.randrange(len(content))] ^= 1 << choose.randrange(8)
     return bytes(flipped)
 
 
-def _cut_short(content: bytes, choose: random.Random) -> bytes:
+def _cut_short(content, choose):
     return content[: choose.randrange(len(content))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", [_flip_a_bit, _cut_short])
-def test_damage_to_any_file_is_seen_and_the_previous_checkpoint_used(
-    harm: Callable[[bytes, random.Random], bytes], saved: Saved
-) -> None:
+def test_damage_to_any_file_is_seen_and_the_previous_checkpoint_used(harm, saved):
     choose = random.Random(0)
     for number in range(30):
         work = saved.copy()
@@ -58,16 +54,16 @@ def test_damage_to_any_file_is_seen_and_the_previous_checkpoint_used(
         assert (start.stands_after, start.checksum) == (previous, saved.checksums[previous]), file
 
 
-def test_the_order_of_a_save_is_that_of_the_protocol(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_a_save_is_that_of_the_protocol(saved, monkeypatch):
     work = saved.copy()
     save = saved.next_partial_save(work)
-    calls: list[tuple[str, str]] = []
-    paths: dict[int, str] = {}
+    calls = []
+    paths = {}
     real = {name: getattr(os, name) for name in ("open", "fsync", "rename", "unlink")}
 
-    def opened(path: object, *arguments: object, **options: object) -> int:
-        handle: int = real["open"](path, *arguments, **options)
-        paths[handle] = os.path.basename(os.fspath(path))  # type: ignore[call-overload]
+    def opened(path, *arguments, **options):
+        handle = real["open"](path, *arguments, **options)
+        paths[handle] = os.path.basename(os.fspath(path))
         return handle
 
     with monkeypatch.context() as watched:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from training.process.files import digest_file, digest_json, write_json
 
@@ -31,27 +30,27 @@ class EmulatedDevice:
     """What every bucket costs on two ranks and more, however small."""
 
     @property
-    def bytes_per_real_byte(self) -> float:
+    def bytes_per_real_byte(self):
         """Bytes of gradient that one real byte of it stands for."""
         return self.gradient_mib_per_layer * _MIB / (4 * self.parameters_per_layer)
 
-    def compute_link_seconds(self, world_size: int) -> float:
+    def compute_link_seconds(self, world_size):
         """Return the seconds of an all-reduce; 0 on one rank."""
         return self.link_latency_ms / 1e3 if world_size > 1 else 0.0
 
-    def real_bucket_mib(self, bucket_mib: float | None) -> float:
+    def real_bucket_mib(self, bucket_mib):
         """Return how large a real bucket must be to stand for one of `bucket_mib` (None: 25 MiB)."""
         return (_DEFAULT_BUCKET_MIB if bucket_mib is None else bucket_mib) / self.bytes_per_real_byte
 
 
-def read_device(model_dir: Path) -> EmulatedDevice:
+def read_device(model_dir):
     """Return the device that the folder's config.json describes."""
     raw = json.loads((model_dir / "config.json").read_bytes())
     assert raw.pop("model_type") == _MODEL_TYPE
     return EmulatedDevice(**raw)
 
 
-def write_device(folder: Path, device: EmulatedDevice) -> Path:
+def write_device(folder, device):
     """Write the device as a model folder, config.json and manifest.json; return the folder."""
     write_json(folder / "config.json", {"model_type": _MODEL_TYPE, **dataclasses.asdict(device)})
     files = {"config.json": digest_file(folder / "config.json")}

@@ -5,34 +5,28 @@ Patches functions of training/ as soon as a rank imports it; any other model is 
 
 import functools
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch.distributed as dist
-from torch import Tensor, nn
 from torch.futures import Future
 
 from tests.emulator import WORKLOAD
-from tests.emulator.device import EmulatedDevice, read_device
+from tests.emulator.device import read_device
 from tests.emulator.model import EmulatedModel
-from training.config import TrainingConfig
 from training.probing import timed_blocks
 from training.probing.sweep import sweep_exchange
 from training.record.cpu_use import CpuUse
 from training.step.replica import Replica
 from training.strategies.ddp import step as ddp
-from training.strategies.ddp.step import GradientHook
 
 
-def _replace(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+def _replace(owner, name):
     """Have what is decorated called in the place of that function, with it as the first argument."""
 
-    def put(change: Callable[..., Any]) -> None:
+    def put(change):
         original = getattr(owner, name)
 
         @functools.wraps(original)
-        def replacement(*given: Any, **named: Any) -> Any:
+        def replacement(*given, **named):
             return change(original, *given, **named)
 
         setattr(owner, name, replacement)
@@ -41,16 +35,15 @@ def _replace(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 
 
 @_replace(ddp, "choose_hook")
-def _exchange(of: Callable[..., Any], model: nn.Module, *, communicates: bool) -> GradientHook | None:
+def _exchange(of, model, *, communicates):
     """Return what has the link average a bucket, or without communication keeps it; the wrapper costs its time."""
     if not isinstance(model, EmulatedModel):
-        found: GradientHook | None = of(model, communicates=communicates)
-        return found
+        return of(model, communicates=communicates)
 
-    def exchange(group: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    def exchange(group, bucket):
         if communicates:
             return model.link.average(bucket.buffer(), group)
-        kept: Future[Tensor] = Future()
+        kept = Future()
         kept.set_result(bucket.buffer())
         return kept
 
@@ -58,9 +51,9 @@ def _exchange(of: Callable[..., Any], model: nn.Module, *, communicates: bool) -
 
 
 @_replace(ddp.Ddp, "set_up")
-def _set_up(of: Callable[..., Any], strategy: ddp.Ddp) -> None:
+def _set_up(of, strategy):
     """Take the size of a real bucket (MiB) that stands for one of the asked size (None: 25 MiB)."""
-    model: Any = strategy.module
+    model = strategy.module
     if isinstance(model, EmulatedModel):
         size = model.device.real_bucket_mib(strategy._options["bucket_mib"])
         strategy._options = {**strategy._options, "bucket_mib": size}
@@ -68,16 +61,16 @@ def _set_up(of: Callable[..., Any], strategy: ddp.Ddp) -> None:
 
 
 @_replace(ddp.Ddp, "describe")
-def _describe(of: Callable[..., Any], strategy: ddp.Ddp) -> dict[str, Any]:
+def _describe(of, strategy):
     """Return how DDP's exchange is laid out, in bytes of the device's description."""
-    found: dict[str, Any] = of(strategy)
+    found = of(strategy)
     model = strategy.replica.module
     scale = model.device.bytes_per_real_byte if isinstance(model, EmulatedModel) else 1
     return {**found, "bucket_bytes": [scale * size for size in found["bucket_bytes"]]}
 
 
 @_replace(Replica, "__init__")
-def _make_replica(of: Callable[..., Any], replica: Replica, model: nn.Module, *more: Any, **named: Any) -> None:
+def _make_replica(of, replica, model, *more, **named):
     """Have an update wait for the exchange."""
     of(replica, model, *more, **named)
     if isinstance(model, EmulatedModel):
@@ -85,30 +78,29 @@ def _make_replica(of: Callable[..., Any], replica: Replica, model: nn.Module, *m
 
 
 @_replace(timed_blocks.BlockRunner, "_time_block")
-def _time_block(of: Callable[..., Any], blocks: Any, made: Any, block: Any, run: Any) -> dict[str, Any]:
+def _time_block(of, blocks, made, block, run):
     """Have the device catch up with everything as the clock starts: it must not make up for the time it waited."""
 
     class StartingNow(CpuUse):
-        def __init__(self) -> None:
+        def __init__(self):
             if isinstance(made.strategy.module, EmulatedModel):
                 made.strategy.module.rank.at = time.monotonic()
             super().__init__()
 
-    timed_blocks.CpuUse = StartingNow  # type: ignore[misc]
+    timed_blocks.CpuUse = StartingNow
     try:
-        found: dict[str, Any] = of(blocks, made, block, run)
+        found = of(blocks, made, block, run)
     finally:
-        timed_blocks.CpuUse = CpuUse  # type: ignore[misc]
+        timed_blocks.CpuUse = CpuUse
     return found
 
 
 @_replace(timed_blocks.BlockRunner, "sweep")
-def _sweep(of: Callable[..., Any], blocks: Any, variant: Any, **named: Any) -> dict[str, Any]:
+def _sweep(of, blocks, variant, **named):
     """Sleep for the seconds of an all-reduce."""
-    config: TrainingConfig = blocks.config
+    config = blocks.config
     if config.workload != WORKLOAD:
-        found: dict[str, Any] = of(blocks, variant, **named)
-        return found
-    device: EmulatedDevice = read_device(Path(variant.overrides.get("model_dir", config.model_dir)))
+        return of(blocks, variant, **named)
+    device = read_device(Path(variant.overrides.get("model_dir", config.model_dir)))
     seconds = device.compute_link_seconds(blocks._ranks.world_size)
     return sweep_exchange(blocks._ranks, seconds_of_link=lambda _: seconds, **named)

@@ -3,9 +3,6 @@
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,12 +10,11 @@ from benchmarks.throughput.rows import write_rows
 from tasks.machine.facts import collect_machine_facts
 from tasks.measuring.planning import plan_session
 from tasks.measuring.session import measure_cells
-from tasks.measuring.workers import Workers, open_workers
+from tasks.measuring.workers import open_workers
 from tasks.params import Params
 from tasks.ranks.cell_ranks import make_ranks_config
-from tasks.records.measurement import MeasurementFile
 from tests.emulator import WORKLOAD
-from tests.emulator.device import EmulatedDevice, write_device
+from tests.emulator.device import write_device
 from training.config import SegmentConfig
 from training.process.files import digest_json, write_json
 
@@ -26,16 +22,12 @@ _NUM_STEPS = 16
 _ROW_LENGTH = 8
 
 
-def emulated_params(
-    world_sizes: Sequence[int], *, num_micro_batches: int, measure: Mapping[str, Any] | None = None
-) -> Params:
+def emulated_params(world_sizes, *, num_micro_batches, measure=None):
     """Return a comparison of so many emulated devices, the plain process first; see MeasureParams for `measure`.
 
     `num_micro_batches` are those of a whole step, one sample each.
     """
-    cells: dict[str, Any] = {
-        f"{size}dev": {"strategy": "single" if size == 1 else "ddp", "world_size": size} for size in world_sizes
-    }
+    cells = {f"{size}dev": {"strategy": "single" if size == 1 else "ddp", "world_size": size} for size in world_sizes}
     return Params.model_validate(
         {
             "name": "emulated",
@@ -60,9 +52,7 @@ def emulated_params(
     )
 
 
-def measure_device(
-    device: EmulatedDevice, params: Params, *, folder: Path, stop: threading.Event, num_devices: int | None = None
-) -> MeasurementFile:
+def measure_device(device, params, *, folder, stop, num_devices=None):
     """Measure the comparison on ranks that have such a device each; files go to the new `folder`.
 
     `num_devices`: of the machine; by default those of the largest cell.
@@ -84,9 +74,7 @@ def measure_device(
 
 
 @contextlib.contextmanager
-def emulated_ranks(
-    params: Params, *, folder: Path, device: EmulatedDevice, stop: threading.Event | None = None
-) -> Iterator[Mapping[str, Workers]]:
+def emulated_ranks(params, *, folder, device, stop=None):
     """Yield the waiting ranks of every cell: with such a device, or with any that a block's variant names.
 
     Files go to `folder`.
@@ -105,7 +93,7 @@ def emulated_ranks(
         yield workers
 
 
-def _write_rows(folder: Path, params: Params) -> Path:
+def _write_rows(folder, params):
     """Write the first range, of rows of one length: what they hold is of no matter to a layer that sleeps."""
     num_rows = params.ranges[0].end
     tokens = np.arange(num_rows * _ROW_LENGTH).reshape(num_rows, _ROW_LENGTH)

@@ -3,11 +3,8 @@
 Nothing here depends on what the samples hold: a micro-batch takes its time, be it long or short.
 """
 
-from pathlib import Path
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests.emulator.device import read_device
 from tests.emulator.rank import EmulatedLink, EmulatedRank
@@ -16,7 +13,7 @@ from tests.emulator.rank import EmulatedLink, EmulatedRank
 class EmulatedModel(nn.Module):
     """Predicts a number for every token: the sum of what each layer has learned for it."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir):
         super().__init__()
         self.device = read_device(model_dir)
         self.rank = EmulatedRank(self.device)
@@ -27,7 +24,7 @@ class EmulatedModel(nn.Module):
             for _ in range(self.device.num_layers)
         )
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids):
         """Return the predictions for tokens of any shape: the same shape, float32."""
         self.rank.join()
         places = input_ids.flatten() % self.device.parameters_per_layer
@@ -42,9 +39,7 @@ class _Layer(torch.autograd.Function):
     """predicted + weight[places], in as long as the device takes."""
 
     @staticmethod
-    def forward(
-        ctx: Any, predicted: Tensor, weight: Tensor, places: Tensor, rank: EmulatedRank, is_last: bool
-    ) -> Tensor:
+    def forward(ctx, predicted, weight, places, rank, is_last):
         ctx.save_for_backward(places)
         ctx.rank, ctx.is_last, ctx.size = rank, is_last, len(weight)
         after = predicted + weight[places]
@@ -52,7 +47,7 @@ class _Layer(torch.autograd.Function):
         return after
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, *gradients):
         (gradient,), (places,) = gradients, ctx.saved_tensors
         if ctx.is_last:
             ctx.rank.join()

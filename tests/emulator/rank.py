@@ -9,14 +9,10 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.futures import Future
-
-from tests.emulator.device import EmulatedDevice
 
 _PR_SET_TIMERSLACK = 29
 _TIMER_SLACK_NANOSECONDS = 1000
@@ -33,7 +29,7 @@ _precise = threading.local()
 class EmulatedRank:
     """A device as one rank has it: where its time stands, by the monotonic clock."""
 
-    def __init__(self, device: EmulatedDevice) -> None:
+    def __init__(self, device):
         self.device = device
         self.at = 0.0
         """When its last work was to end."""
@@ -41,18 +37,18 @@ class EmulatedRank:
         """When a bucket was exchanged."""
         self._behind_seconds = _BEHIND * device.num_layers * (device.forward_ms + device.backward_ms) / 1e3
 
-    def join(self) -> None:
+    def join(self):
         """Go on from the end of what was last, or from now if that is long ago."""
         now = time.monotonic()
         if now - self.at > self._behind_seconds:
             self.at = now
 
-    def run_layer(self, ms: float) -> None:
+    def run_layer(self, ms):
         """Take the time of a layer that begins where the one before ended."""
         self.at += ms / 1e3
         _sleep_until(self.at)
 
-    def update(self) -> None:
+    def update(self):
         """Begin an update when the gradients are there."""
         self.at = max(self.at, self.exchanged_at)
         self.join()
@@ -61,12 +57,12 @@ class EmulatedRank:
 class EmulatedLink:
     """The one link of a rank: buckets go over it one after another, beside the computation."""
 
-    def __init__(self, rank: EmulatedRank) -> None:
+    def __init__(self, rank):
         self._rank = rank
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="emulated-link")
         self._free_at = 0.0
 
-    def average(self, buffer: Tensor, group: Any) -> Future[Tensor]:
+    def average(self, buffer, group):
         """Return at once what will be the mean over the group's ranks, when the link is done with it on all of them.
 
         The link's time is reckoned on every rank from its own gradients alone. That is enough: the exchange is over
@@ -74,11 +70,11 @@ class EmulatedLink:
         """
         seconds = self._rank.device.compute_link_seconds(dist.get_world_size(group))
         self._free_at = max(self._free_at, self._rank.at) + seconds
-        averaged: Future[Tensor] = Future()
+        averaged = Future()
         self._thread.submit(self._exchange, buffer, group, self._free_at, averaged)
         return averaged
 
-    def _exchange(self, buffer: Tensor, group: Any, at: float, averaged: Any) -> None:
+    def _exchange(self, buffer, group, at, averaged):
         """Have the buffer averaged from that moment on; `averaged`: the future (torch types its errors as values)."""
         try:
             _sleep_until(at)
@@ -89,7 +85,7 @@ class EmulatedLink:
             averaged.set_exception(error)
 
 
-def _average(buffer: Tensor, at: float, group: Any) -> float:
+def _average(buffer, at, group):
     """Average the buffer over all ranks, in place, and return the latest of their times: one collective of the group.
 
     By 2(N-1) messages: gloo's own all-reduce takes 2N(N-1), which on few cores is more than the step that is emulated.
@@ -113,7 +109,7 @@ def _average(buffer: Tensor, at: float, group: Any) -> float:
     return float(mine[-1])
 
 
-def _sleep_until(at: float) -> None:
+def _sleep_until(at):
     """Sleep, never busy-wait: there are more ranks than cores."""
     if not hasattr(_precise, "is_set"):
         if sys.platform == "linux":

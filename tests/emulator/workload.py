@@ -4,14 +4,9 @@ For what the numbers of a comparison cannot show on a machine without GPUs: 1 to
 described devices would, and the truth is known. What is described, and how: tests/emulator/device.py.
 """
 
-from pathlib import Path
-
-from torch import Tensor, nn
-
 import tests.emulator.hardware  # noqa: F401
 from tests.emulator.model import EmulatedModel
-from training.config import SegmentConfig, TrainingConfig
-from training.data.batches import IGNORED_LABEL, MicroBatch, Slice, make_dummy_micro_batch, open_slice
+from training.data.batches import IGNORED_LABEL, make_dummy_micro_batch, open_slice
 from training.model.weights import load_weights
 
 __all__ = [
@@ -32,12 +27,12 @@ HAS_PROMPTS = False
 _NUM_TARGETS = 97
 
 
-def augment_rows(rows: Slice, config: TrainingConfig, segment: SegmentConfig) -> Slice:
+def augment_rows(rows, config, segment):
     """Return the rows as they are."""
     return rows
 
 
-def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> EmulatedModel:
+def load_model(model_dir, *, checkpoint=None):
     """Return the model of a folder that write_device wrote, or with the weights of a checkpoint file.
 
     Raises ValueError if config.json does not describe a device, BadCheckpointError if the checkpoint is not one of it.
@@ -48,24 +43,17 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> EmulatedMo
     return model
 
 
-def outline_model(model_dir: Path) -> EmulatedModel:
+def outline_model(model_dir):
     """Return the model: what it takes in memory is nobody's."""
     return load_model(model_dir)
 
 
-def has_dropout(model: nn.Module) -> bool:
+def has_dropout(model):
     """Return False: nothing that a step computes is drawn, only how long it takes."""
     return False
 
 
-def loss_sum(
-    model: nn.Module,
-    micro_batch: MicroBatch,
-    *,
-    scale: Tensor | None = None,
-    chunk_rows: int = 1,
-    head_weight: Tensor | None = None,
-) -> Tensor:
+def loss_sum(model, micro_batch, *, scale=None, chunk_rows=1, head_weight=None):
     """Return half the squared error, summed over the micro-batch's label tokens: () float32.
 
     What is to be predicted is a number from 0 to 1 for the token that follows.
@@ -75,20 +63,20 @@ def loss_sum(
     return (errors.square() * (labels != IGNORED_LABEL)).sum() / 2
 
 
-def metrics(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+def metrics(model, micro_batch):
     """Return the loss and nothing else."""
     return {"loss": loss_sum(model, micro_batch)}
 
 
-def prepare(model: nn.Module, config: TrainingConfig) -> None:
+def prepare(model, config):
     """Leave the model as it is."""
 
 
-def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
+def can_pack(model, config):
     """Return False: a micro-batch takes its time however its rows stand in it."""
     return False
 
 
-def find_tied_weight(model: nn.Module) -> nn.Parameter | None:
+def find_tied_weight(model):
     """Return None: there is no embedding."""
-    return None
+    return

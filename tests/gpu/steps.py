@@ -1,20 +1,15 @@
 """Optimizer steps as in a training, during which the host must not wait for the device."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import torch
 
 from tests.tiny import make_config, make_tiny_workload
-from training.config import TrainingConfig, read_config
+from training.config import read_config
 from training.data.batches import prefetch_micro_batches
-from training.data.plan import SegmentPlan, make_micro_batches
-from training.process.distributed import Ranks
+from training.data.plan import make_micro_batches
 from training.process.files import write_json
 from training.record.segment import SegmentRecord, format_utc_time
 from training.record.segment_facts import Counters
-from training.record.window import StepFacts, Window
+from training.record.window import Window
 from training.step.strategy import find_strategy
 from training.workloads import find_workload, open_segment
 
@@ -26,16 +21,14 @@ WORKLOADS = [
 """Each with what its config says of packing."""
 
 
-def read_told(told: dict[str, Any], folder: Path) -> TrainingConfig:
+def read_told(told, folder):
     """Return the config as a training process reads it."""
     path = folder / "config.json"
     write_json(path, told)
     return read_config(path)
 
 
-def open_steps(
-    config: TrainingConfig, ranks: Ranks, model: Any = None
-) -> tuple[Any, SegmentPlan, Callable[[int], list[Any]]]:
+def open_steps(config, ranks, model=None):
     """Return a rank's strategy, the plan of the first segment, and what makes the rank's micro-batches of a step."""
     workload = find_workload(config.workload)
     built = workload.load_model(config.model_dir) if model is None else model
@@ -43,16 +36,14 @@ def open_steps(
     source, plan = open_segment(workload, config, config.segments[0])
     share = {"rank": strategy.data_rank, "world_size": strategy.data_world_size}
 
-    def make(step: int) -> list[Any]:
+    def make(step):
         seed = (config.seed, step)
         return list(make_micro_batches(source, plan.step(step), **share, seq_len=config.seq_len, seed=seed))
 
     return strategy, plan, make
 
 
-def run_steps_without_waiting(
-    ranks: Ranks, folder: Path, *, workload: str, strategy: str, packing: bool, precision: str
-) -> list[StepFacts]:
+def run_steps_without_waiting(ranks, folder, *, workload, strategy, packing, precision):
     """Run a few steps and return their facts. RuntimeError if one of them makes the host wait for the device."""
     model_dir, slices = make_tiny_workload(workload, folder)
     told = make_config(

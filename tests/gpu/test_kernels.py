@@ -13,7 +13,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("vocab_size", [1_000, 32_001, 151_936])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_softmax_in_place_has_the_bits_of_one_in_memory_of_its_own(dtype: torch.dtype, vocab_size: int) -> None:
+def test_a_softmax_in_place_has_the_bits_of_one_in_memory_of_its_own(dtype, vocab_size):
     logits = 30 * torch.randn(300, vocab_size, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
     logits = logits.to(dtype)
     expected = torch.softmax(logits, dim=-1, dtype=torch.float32)
@@ -22,7 +22,7 @@ def test_a_softmax_in_place_has_the_bits_of_one_in_memory_of_its_own(dtype: torc
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_heads_gradient_is_as_near_to_fp64_as_one_product_in_16_bit(dtype: torch.dtype, is_compiled: bool) -> None:
+def test_the_heads_gradient_is_as_near_to_fp64_as_one_product_in_16_bit(dtype, is_compiled):
     random = torch.Generator("cuda").manual_seed(1)
     hidden = torch.randn(700, 64, device="cuda", generator=random).to(dtype)
     head = torch.randn(1_003, 64, device="cuda", generator=random) / 8

@@ -1,9 +1,6 @@
 """On a GPU the host never waits for the device between log points."""
 
 import importlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +9,7 @@ from tests.gpu.steps import NUM_STEPS, WORKLOADS, read_told, run_steps_without_w
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.data.batches import open_slice
 from training.data.plan import make_micro_batches, plan_segment
-from training.process.distributed import Ranks, join_ranks
+from training.process.distributed import join_ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,9 +18,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def on_gpu() -> Iterator[Ranks]:
+def on_gpu():
     """This process as the only rank, on a GPU."""
-    config: Any = type("Config", (), {"world_size": 1, "device": "cuda", "oversubscribe": False})()
+    config = type("Config", (), {"world_size": 1, "device": "cuda", "oversubscribe": False})()
     with join_ranks(config) as ranks:
         yield ranks
 
@@ -31,9 +28,7 @@ def on_gpu() -> Iterator[Ranks]:
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
 @pytest.mark.parametrize(("workload", "packing"), WORKLOADS)
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_no_step_waits_for_the_device(
-    strategy: str, workload: str, packing: bool | str, precision: str, on_gpu: Ranks, tmp_path: Path
-) -> None:
+def test_no_step_waits_for_the_device(strategy, workload, packing, precision, on_gpu, tmp_path):
     if workload == "image_classification":
         pytest.importorskip("torchvision")
         pytest.importorskip("PIL")
@@ -45,11 +40,11 @@ def test_no_step_waits_for_the_device(
         assert facts[-1].loss_sum < facts[0].loss_sum
 
 
-def test_packed_rows_have_the_gradient_that_each_has_alone(on_gpu: Ranks, tmp_path: Path) -> None:
+def test_packed_rows_have_the_gradient_that_each_has_alone(on_gpu, tmp_path):
     slice_dir = make_slice(tmp_path / "slice", num_rows=12, min_len=2)
     model_dir = make_tiny_model(tmp_path / "model")
-    workload: Any = importlib.import_module("training.workloads.causal_lm")
-    single: Any = importlib.import_module("training.strategies.single.step")
+    workload = importlib.import_module("training.workloads.causal_lm")
+    single = importlib.import_module("training.strategies.single.step")
     gradients = []
     for packing in (False, True):
         told = make_config(

@@ -22,7 +22,7 @@ from training.process.files import write_json
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) -> Workspace:
+def finished(tmp_path_factory, project, warm):
     """A workspace in which the flow has run from nothing to the end, with its output in `first-run.log`.
 
     It ran with secrets in its environment (tests/canaries.py); command lines that held one are in command-lines.txt,
@@ -37,7 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path
 
 
 @pytest.fixture(scope="session")
-def builtin_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def builtin_rows(tmp_path_factory):
     """What `download` keeps of the texts that a built-in model's tokenizer is made of: reading them takes seconds.
 
     `finished` reads its own.
@@ -53,7 +53,7 @@ def builtin_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def prefect_database(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
+def prefect_database(tmp_path_factory, project):
     """A database of Prefect with nothing but its tables: making them takes longer than all else of a server's start."""
     folder = _shared_folder(tmp_path_factory, "prefect")
     with FileLock(f"{folder}.lock"):
@@ -65,7 +65,7 @@ def prefect_database(tmp_path_factory: pytest.TempPathFactory, project: Path) ->
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_store(tmp_path_factory):
     """A store of MLflow with its tables: making them takes over a second, each time."""
     from mlflow import MlflowClient
 
@@ -89,13 +89,13 @@ _WHOLE = {"measure.waterfall_seconds": 1}
 """This comparison alone has what takes as long as all else: the waterfall."""
 
 
-def _shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+def _shared_folder(tmp_path_factory, name):
     """Return a folder that all processes of `make test` share, a new one where a test is run by itself."""
     shared = os.environ.get("DDP_COMPARE_FINISHED")
     return Path(shared) / name if shared else tmp_path_factory.mktemp(name)
 
 
-def _finish(folder: Path, project: Path, warm: Path) -> None:
+def _finish(folder, project, warm):
     # One that failed before may have left a half of it.
     shutil.rmtree(folder, ignore_errors=True)
     workspace = Workspace.create(folder / "project", project=project, changes=SMALL | _WHOLE, programs=warm)
@@ -108,18 +108,18 @@ def _finish(folder: Path, project: Path, warm: Path) -> None:
 
 
 @pytest.fixture
-def workspace(finished: Workspace, tmp_path: Path, warm: Path) -> Workspace:
+def workspace(finished, tmp_path, warm):
     """A copy of the finished workspace for one test, whose stages and ranks start at once."""
     return finished.copy(tmp_path / "project", programs=warm)
 
 
 @pytest.fixture
-def cold_workspace(finished: Workspace, tmp_path: Path) -> Workspace:
+def cold_workspace(finished, tmp_path):
     """A copy of the finished workspace for one test that looks at its processes or ends them."""
     return finished.copy(tmp_path / "project")
 
 
-def processes_in(folder: Path) -> list[str]:
+def processes_in(folder):
     """Return the command lines of all processes whose current directory is in the folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):

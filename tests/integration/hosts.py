@@ -3,10 +3,8 @@
 import os
 import subprocess
 import uuid
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,7 @@ class Host:
     namespace: str
     address: str
 
-    def popen(self, command: Sequence[str], **options: Any) -> "subprocess.Popen[str]":
+    def popen(self, command, **options):
         """Start a command here; the process is the command's own."""
         named = ["sh", "-c", 'hostname "$0" && exec "$@"', self.name, *command]
         return subprocess.Popen(
@@ -36,21 +34,21 @@ class TwoHosts:
     alpha: Host
     beta: Host
 
-    def shape(self, rate: str) -> None:
+    def shape(self, rate):
         """Let the cable carry so much both ways, such as 100mbit."""
         self._pass_through("tbf", "rate", rate, "burst", "256kb", "latency", "200ms")
 
-    def cut(self) -> None:
+    def cut(self):
         """Let the cable carry nothing any more, of which nobody is told; `shape` mends it."""
         self._pass_through("pfifo", "limit", "0")
 
-    def _pass_through(self, *discipline: str) -> None:
+    def _pass_through(self, *discipline):
         for host in (self.alpha, self.beta):
             _run("tc", "-n", host.namespace, "qdisc", "replace", "dev", "cable", "root", *discipline)
 
 
 @contextmanager
-def two_hosts() -> Iterator[TwoHosts]:
+def two_hosts():
     """Yield them, and remove them; skips the test by name where namespaces or shaped links are not permitted."""
     mark = f"ddp{os.getpid()}x{uuid.uuid4().hex[:4]}"
     hosts = TwoHosts(*(Host(name, f"{mark}-{name}", f"10.77.0.{end}") for end, name in ((1, "alpha"), (2, "beta"))))
@@ -75,5 +73,5 @@ def two_hosts() -> Iterator[TwoHosts]:
         yield hosts
 
 
-def _run(*command: str) -> None:
+def _run(*command):
     subprocess.run(command, check=True, capture_output=True, text=True)

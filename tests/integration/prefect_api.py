@@ -6,14 +6,11 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import psutil
 
 
-def find_status(url: str, body: Any = None, **headers: str) -> int:
+def find_status(url, body=None, **headers):
     """Return the status of the answer to a request with these headers alone; 0 where nobody answers."""
     content = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, content, {"Content-Type": "application/json", **headers})
@@ -29,7 +26,7 @@ def find_status(url: str, body: Any = None, **headers: str) -> int:
 class Api:
     """A server's REST interface, for whoever has its credentials."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment):
         """`environment` is what tells Prefect of the server: PREFECT_API_URL and PREFECT_API_AUTH_STRING."""
         self.environment = {name: environment[name] for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")}
         self.url = self.environment["PREFECT_API_URL"]
@@ -37,16 +34,16 @@ class Api:
         self.headers = {"Content-Type": "application/json", "Authorization": f"Basic {token}"}
 
     @classmethod
-    def of_served(cls, project: Path) -> "Api":
+    def of_served(cls, project):
         """Return the one of `make serve` in the project."""
         lines = (project / ".prefect/server.env").read_text().splitlines()
         return cls(dict(line.split("=", 1) for line in lines))
 
-    def ask(self, path: str, **body: Any) -> Any:
+    def ask(self, path, **body):
         """Return the answer to a POST of these fields."""
         return self.post(path, body)
 
-    def post(self, path: str, body: Any) -> Any:
+    def post(self, path, body):
         """Return the answer to a POST of any JSON value."""
         if "Prefect-Csrf-Token" not in self.headers:
             client = str(uuid.uuid4())
@@ -55,11 +52,11 @@ class Api:
         content = json.dumps(body).encode()
         return self._answer(urllib.request.Request(f"{self.url}/{path}", content, self.headers))
 
-    def read(self, path: str) -> Any:
+    def read(self, path):
         """Return the answer to a GET."""
         return self._answer(urllib.request.Request(f"{self.url}/{path}", headers=self.headers))
 
-    def _answer(self, request: urllib.request.Request) -> Any:
+    def _answer(self, request):
         for wait in (0.5, 1.0, 2.0, None):
             try:
                 with urllib.request.urlopen(request, timeout=30) as answer:
@@ -71,11 +68,11 @@ class Api:
                 time.sleep(wait)
         raise AssertionError("the last try returns or raises")
 
-    def find_status(self, path: str, body: Any = None, **headers: str) -> int:
+    def find_status(self, path, body=None, **headers):
         """Return the status of the answer to a request with these headers alone; a GET if there is no body."""
         return find_status(f"{self.url}/{path}", body, **headers)
 
-    def require_closed_to_others(self, *pids: int) -> None:
+    def require_closed_to_others(self, *pids):
         """Fail unless these processes listen on loopback, and answer nobody without credentials and no other site."""
         sockets = [at for pid in pids for at in psutil.Process(pid).net_connections("inet")]
         assert {at.laddr.ip for at in sockets if at.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
@@ -90,21 +87,20 @@ class Api:
         without_token = {name: value for name, value in self.headers.items() if "Csrf" not in name}
         assert self.find_status("flow_runs/filter", {}, **without_token) == 403
 
-    def last_flow_run(self) -> dict[str, Any]:
+    def last_flow_run(self):
         """Return the flow run that was started last."""
-        run: dict[str, Any] = self.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
-        return run
+        return self.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
 
-    def states(self, flow_run: dict[str, Any]) -> dict[str, str]:
+    def states(self, flow_run):
         """Return task run name -> state name, in the order of their start."""
         return {run["name"]: run["state_name"] for run in self._list_task_runs(flow_run)}
 
-    def edges(self, flow_run: dict[str, Any]) -> dict[str, set[str]]:
+    def edges(self, flow_run):
         """Return task run name -> those that its graph shows before it."""
         runs = self._list_task_runs(flow_run)
         names = {run["id"]: run["name"] for run in runs}
         return {run["name"]: {names[one["id"]] for one in run["task_inputs"].get("wait_for", [])} for run in runs}
 
-    def _list_task_runs(self, flow_run: dict[str, Any]) -> list[dict[str, Any]]:
-        runs: list[dict[str, Any]] = self.ask("task_runs/filter", flow_runs={"id": {"any_": [flow_run["id"]]}})
+    def _list_task_runs(self, flow_run):
+        runs = self.ask("task_runs/filter", flow_runs={"id": {"any_": [flow_run["id"]]}})
         return sorted(runs, key=lambda run: run["start_time"])

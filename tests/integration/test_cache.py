@@ -4,35 +4,31 @@ import hashlib
 
 import pytest
 
-from tests.workspace import Workspace
-
 pytestmark = pytest.mark.slow
 
 STAGES = ["fingerprint", "download", "slice", "measure", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
 CELLS = ["1proc", "2proc"]
 
 
-def _digests(workspace: Workspace) -> dict[str, str]:
+def _digests(workspace):
     """Return the sha256 of every file of the runs' output."""
     runs = workspace.folder / "data" / "runs"
     files = sorted(file for file in runs.rglob("*") if file.is_file())
     return {str(file.relative_to(runs)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def _launches(workspace: Workspace) -> list[int]:
+def _launches(workspace):
     return [workspace.launches(cell) for cell in CELLS]
 
 
-def test_a_comparison_in_a_fresh_clone_changes_no_file_of_git_and_leaves_nothing_to_commit_but_its_record(
-    finished: Workspace,
-) -> None:
+def test_a_comparison_in_a_fresh_clone_changes_no_file_of_git_and_leaves_nothing_to_commit_but_its_record(finished):
     said = finished.run("git", "status", "--porcelain", "--untracked-files=all").stdout.splitlines()
     assert sorted(said) == ["?? dvc.lock", "?? first-run.log", "?? reports/metrics.json"]  # the log is the fixture's
     for name in ("data/README.md", "reports/README.md"):
         assert (finished.folder / name).is_file()
 
 
-def test_dvc_repro_after_the_flow_does_nothing_and_the_other_way_round(workspace: Workspace) -> None:
+def test_dvc_repro_after_the_flow_does_nothing_and_the_other_way_round(workspace):
     said = workspace.repro().stdout
     assert said.count("Running stage") == 1
     assert "Running stage 'fingerprint'" in said
@@ -46,9 +42,7 @@ def test_dvc_repro_after_the_flow_does_nothing_and_the_other_way_round(workspace
     assert _launches(workspace) == [1, 1]
 
 
-def test_a_renamed_function_and_a_renamed_file_under_training_train_nothing_anew_and_another_version_does(
-    workspace: Workspace,
-) -> None:
+def test_a_renamed_function_and_a_renamed_file_under_training_train_nothing_anew_and_another_version_does(workspace):
     before, training = _digests(workspace), workspace.folder / "training"
     for file in [*training.rglob("*.py"), *(workspace.folder / "tasks").rglob("*.py")]:
         text = file.read_text()

@@ -2,10 +2,6 @@
 
 import json
 import shutil
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,12 +20,12 @@ REFUSED_TEXT = "hf_canaryCanaryCanaryCanaryCanary05"
 class Downloader:
     """A project folder, a Hub, and runs of the stage in processes of their own."""
 
-    def __init__(self, folder: Path, hub: HubServer, project: Path) -> None:
+    def __init__(self, folder, hub, project):
         self.folder = folder
         self.hub = hub
         self.params = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
 
-    def run(self, *ranges: str, heldout: str = "300-400", **dataset: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *ranges, heldout="300-400", **dataset):
         """Run the stage once and return what it said."""
         params = {**self.params, "ranges": ranges or ["0-300"], "heldout": heldout}
         params["model"] = {"source": "hub:owner/tiny", "revision": "main", "name": "tiny"}
@@ -45,18 +41,18 @@ class Downloader:
         return ended
 
     @property
-    def texts(self) -> list[str]:
+    def texts(self):
         return pq.read_table(self.folder / "raw/rows.parquet").column("text").to_pylist()
 
-    def manifest(self, of: str) -> Any:
+    def manifest(self, of):
         return json.loads((self.folder / of / "manifest.json").read_text())
 
 
-def text(number: int, edition: str = "first") -> str:
+def text(number, edition="first"):
     return f"Text {number} of the {edition} edition, in its own words."
 
 
-def write_texts(folder: Path, edition: str = "first") -> Path:
+def write_texts(folder, edition="first"):
     (folder / "data").mkdir(parents=True, exist_ok=True)
     for part in range(3):
         numbers = range(part * ROWS_PER_FILE, (part + 1) * ROWS_PER_FILE)
@@ -68,7 +64,7 @@ def write_texts(folder: Path, edition: str = "first") -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_qwen2(folder, [f"{text(number)} {number:x} {number:o} {number:b}" for number in range(3_000)])
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
@@ -77,16 +73,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def downloader(tmp_path: Path, project: Path, model: Path) -> Iterator[Downloader]:
+def downloader(tmp_path, project, model):
     with HubServer(tokens=(REFUSED_TEXT,)) as hub:
         hub.add_repo("dataset", "owner/texts", write_texts(tmp_path / "source"))
         hub.add_repo("model", "owner/tiny", model)
         yield Downloader(tmp_path, hub, project)
 
 
-def test_rows_and_model_arrive_at_a_commit_that_stays_until_the_user_asks_anew(
-    downloader: Downloader, tmp_path: Path, model: Path
-) -> None:
+def test_rows_and_model_arrive_at_a_commit_that_stays_until_the_user_asks_anew(downloader, tmp_path, model):
     repo = downloader.hub.repos["dataset", "owner/texts"]
     first_commit = repo.head
     # Errors for a while delay the download and change nothing.

@@ -1,13 +1,11 @@
 """Base models and revisions from a Hub on loopback that speaks the real protocol."""
 
-import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.hub_server import FaultKind, HubServer
+from tests.hub_server import HubServer
 
 pytestmark = pytest.mark.slow
 
@@ -57,28 +55,20 @@ class Reader:
     folder: Path
     hub: HubServer
 
-    def fetch(
-        self,
-        repo_id: str = "owner/model",
-        revision: str = "main",
-        *,
-        program: str = FETCH,
-        token: str | None = None,
-        **environment: str,
-    ) -> subprocess.CompletedProcess[str]:
+    def fetch(self, repo_id="owner/model", revision="main", *, program=FETCH, token=None, **environment):
         ended = self.hub.run(self.folder, ["-c", program, repo_id, revision], token=token, **environment)
         assert TOKEN not in ended.stdout + ended.stderr
         return ended
 
     @property
-    def found(self) -> dict[str, bytes]:
+    def found(self):
         files = [path for path in (self.folder / "model").rglob("*") if not path.is_dir()]
         assert not any(file.is_symlink() for file in files)
         return {str(file.relative_to(self.folder / "model")): file.read_bytes() for file in files}
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
+def reader(tmp_path):
     source = tmp_path / "source"
     for name, content in {**TAKEN, **LEFT}.items():
         file = source / name
@@ -90,7 +80,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         assert hub.unknown == []
 
 
-def test_a_model_arrives_as_real_files_without_pickles_and_code_and_then_works_offline(reader: Reader) -> None:
+def test_a_model_arrives_as_real_files_without_pickles_and_code_and_then_works_offline(reader):
     ended = reader.fetch()
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == reader.hub.repos["model", "owner/model"].head
@@ -112,9 +102,7 @@ def test_a_model_arrives_as_real_files_without_pickles_and_code_and_then_works_o
         ("a/b/c", "main", "model a/b/c at main: no Hub id; allowed: OWNER/NAME"),
     ],
 )
-def test_what_is_not_there_ends_with_exit_code_3_in_one_line(
-    reader: Reader, repo_id: str, revision: str, said: str
-) -> None:
+def test_what_is_not_there_ends_with_exit_code_3_in_one_line(reader, repo_id, revision, said):
     ended = reader.fetch(repo_id, revision)
     assert ended.returncode == 3
     assert ended.stderr.startswith(f"download: {said}")
@@ -122,7 +110,7 @@ def test_what_is_not_there_ends_with_exit_code_3_in_one_line(
     assert not (reader.folder / "model").exists()
 
 
-def test_a_gated_model_says_so_without_a_token_and_arrives_with_one(reader: Reader) -> None:
+def test_a_gated_model_says_so_without_a_token_and_arrives_with_one(reader):
     reader.hub.repos["model", "owner/model"].is_gated = True
     ended = reader.fetch()
     assert ended.returncode == 3
@@ -131,7 +119,7 @@ def test_a_gated_model_says_so_without_a_token_and_arrives_with_one(reader: Read
     assert reader.found == TAKEN
 
 
-def test_an_unreachable_hub_ends_with_exit_code_4_in_bounded_tries(reader: Reader) -> None:
+def test_an_unreachable_hub_ends_with_exit_code_4_in_bounded_tries(reader):
     reader.hub.fail("drop", ".", times=1000)
     ended = reader.fetch(program=IN_HASTE + FETCH)
     assert ended.returncode == 4
@@ -142,7 +130,7 @@ def test_an_unreachable_hub_ends_with_exit_code_4_in_bounded_tries(reader: Reade
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_flipped_bit_is_refused_not_kept_and_fetched_anew_by_the_next_run(reader: Reader, name: str) -> None:
+def test_a_flipped_bit_is_refused_not_kept_and_fetched_anew_by_the_next_run(reader, name):
     reader.hub.fail("flip", f"GET .*/resolve/.*/{name}")
     ended = reader.fetch()
     assert ended.returncode == 3
@@ -155,7 +143,7 @@ def test_a_flipped_bit_is_refused_not_kept_and_fetched_anew_by_the_next_run(read
     assert reader.found == TAKEN
 
 
-def test_a_bit_that_flips_in_the_cache_is_seen_offline_too(reader: Reader) -> None:
+def test_a_bit_that_flips_in_the_cache_is_seen_offline_too(reader):
     assert reader.fetch().returncode == 0
     (weights,) = (reader.folder / "cache").rglob("snapshots/*/model.safetensors")
     (reader.folder / "model" / "model.safetensors").unlink()
@@ -166,7 +154,7 @@ def test_a_bit_that_flips_in_the_cache_is_seen_offline_too(reader: Reader) -> No
 
 
 @pytest.mark.parametrize(("kind", "where"), [("portal", "."), ("login", "(GET|HEAD) .*/resolve/")])
-def test_the_login_page_of_a_network_is_said_in_one_line(reader: Reader, kind: FaultKind, where: str) -> None:
+def test_the_login_page_of_a_network_is_said_in_one_line(reader, kind, where):
     reader.hub.fail(kind, where, times=1000)
     ended = reader.fetch()
     assert ended.returncode == 4
@@ -174,7 +162,7 @@ def test_the_login_page_of_a_network_is_said_in_one_line(reader: Reader, kind: F
     assert "Traceback" not in ended.stderr
 
 
-def test_an_hour_that_the_hub_asks_to_wait_for_is_not_waited(reader: Reader) -> None:
+def test_an_hour_that_the_hub_asks_to_wait_for_is_not_waited(reader):
     reader.hub.fail("wait", "GET /api/", times=1000, seconds=3600)
     ended = reader.fetch()
     assert ended.returncode == 4

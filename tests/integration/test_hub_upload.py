@@ -1,9 +1,7 @@
 """Publishing to a Hub on loopback that speaks the real protocol, with the faults that a network has."""
 
 import hashlib
-import subprocess
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 
 from tests.canaries import SECRETS, CommandLines, files_with_a_secret
 from tests.finished_comparison import make_finished_comparison, read_json
-from tests.hub_server import Blob, FaultKind, HubServer, Repo
+from tests.hub_server import HubServer
 from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
@@ -58,32 +56,32 @@ class Publisher:
     hub: HubServer
     project: Path
 
-    def write(self, files: dict[str, bytes]) -> None:
+    def write(self, files):
         for name, content in files.items():
             file = self.folder / "published" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
 
-    def start(self, program: str = PUBLISH, *, token: str = TOKEN) -> subprocess.Popen[str]:
+    def start(self, program=PUBLISH, *, token=TOKEN):
         return self.hub.start(self.folder, ["-c", program], token=token)
 
-    def run(self, program: str = PUBLISH, *, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
+    def run(self, program=PUBLISH, *, token=TOKEN):
         ended = self.hub.run(self.folder, ["-c", program], token=token)
         assert TOKEN not in ended.stdout + ended.stderr
         assert "signature=" not in ended.stdout + ended.stderr
         return ended
 
     @property
-    def repo(self) -> Repo:
+    def repo(self):
         return self.hub.repos["model", "owner/tiny"]
 
-    def requires_equal(self) -> None:
+    def requires_equal(self):
         """Assert that the Hub holds exactly the local files, byte by byte."""
         assert _list_contents(self.repo.files) == _read(self.folder / "published")
 
 
 @pytest.fixture
-def publisher(tmp_path: Path, project: Path) -> Iterator[Publisher]:
+def publisher(tmp_path, project):
     with HubServer(tokens=(TOKEN,)) as hub:
         found = Publisher(tmp_path, hub, project)
         yield found
@@ -93,9 +91,7 @@ def publisher(tmp_path: Path, project: Path) -> Iterator[Publisher]:
 BRANCHES = ("0-8-epoch-1", "8-16-epoch-1")
 
 
-def test_stage_is_done_only_once_published_with_a_branch_for_each_epoch_and_a_second_run_sends_nothing(
-    publisher: Publisher,
-) -> None:
+def test_stage_is_done_only_once_published_with_a_branch_for_each_epoch_and_a_second_run_sends_nothing(publisher):
     work, hub = Workspace.create(publisher.folder / "work", project=publisher.project, changes={}), publisher.hub
     make_finished_comparison(work.folder, repo_id="owner/tiny, revisions: per_epoch")
     work.repro("--single-item", "fingerprint")
@@ -150,7 +146,7 @@ def test_stage_is_done_only_once_published_with_a_branch_for_each_epoch_and_a_se
     assert files_with_a_secret(publisher.folder) == []
 
 
-def test_one_changed_file_is_sent_alone_and_a_dropped_one_is_removed(publisher: Publisher) -> None:
+def test_one_changed_file_is_sent_alone_and_a_dropped_one_is_removed(publisher):
     publisher.write(FILES)
     assert publisher.run().stdout.startswith("5 ")
     publisher.repo.apply(b'{"key": "header", "value": {"summary": "by hand"}}\n'
@@ -175,7 +171,7 @@ def test_one_changed_file_is_sent_alone_and_a_dropped_one_is_removed(publisher: 
         [("drop", COMMIT), ("lose answer", "PUT"), ("500", "objects/batch")],
     ],
 )
-def test_publishing_converges_in_one_commit_through(publisher: Publisher, faults: list[tuple[FaultKind, str]]) -> None:
+def test_publishing_converges_in_one_commit_through(publisher, faults):
     publisher.write(FILES)
     for kind, pattern in faults:
         publisher.hub.fail(kind, pattern)
@@ -187,7 +183,7 @@ def test_publishing_converges_in_one_commit_through(publisher: Publisher, faults
     assert ended.stdout == f"5 {publisher.repo.head}\n"
 
 
-def test_killed_in_mid_upload_nothing_is_visible_and_the_next_run_sends_what_is_missing(publisher: Publisher) -> None:
+def test_killed_in_mid_upload_nothing_is_visible_and_the_next_run_sends_what_is_missing(publisher):
     publisher.write(FILES)
     process = publisher.start()
     publisher.hub.fail("500", "PUT .*/" + _sha256(b"second"), times=1000)
@@ -206,9 +202,7 @@ def test_killed_in_mid_upload_nothing_is_visible_and_the_next_run_sends_what_is_
 
 
 @pytest.mark.parametrize(("kind", "said"), [("503", "HTTP 503"), ("stall", "TimeoutError")])
-def test_hub_down_or_silent_ends_with_upload_pending_and_exit_code_4_in_bounded_tries(
-    kind: FaultKind, said: str, publisher: Publisher
-) -> None:
+def test_hub_down_or_silent_ends_with_upload_pending_and_exit_code_4_in_bounded_tries(kind, said, publisher):
     publisher.write(FILES)
     publisher.hub.fail(kind, ".", times=1000)
     ended = publisher.run(IN_HASTE + "hub_calls._LIMITS_SECONDS['read'] = 0.2" + PUBLISH)
@@ -218,7 +212,7 @@ def test_hub_down_or_silent_ends_with_upload_pending_and_exit_code_4_in_bounded_
     assert publisher.hub.count("POST /api/repos/create") == 4
 
 
-def test_a_token_that_may_not_write_ends_with_exit_code_2_in_one_line(publisher: Publisher) -> None:
+def test_a_token_that_may_not_write_ends_with_exit_code_2_in_one_line(publisher):
     publisher.write(FILES)
     ended = publisher.run(token="hf_otherOtherOtherOtherOtherOther02")
     assert ended.returncode == 2
@@ -226,14 +220,14 @@ def test_a_token_that_may_not_write_ends_with_exit_code_2_in_one_line(publisher:
     assert "hf_other" not in ended.stderr
 
 
-def _sha256(content: bytes) -> str:
+def _sha256(content):
     return hashlib.sha256(content).hexdigest()
 
 
-def _read(folder: Path) -> dict[str, bytes]:
+def _read(folder):
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def _list_contents(files: Mapping[str, Blob]) -> dict[str, bytes]:
+def _list_contents(files):
     """Return what the Hub holds, but for what it put there itself."""
     return {path: blob.content for path, blob in files.items() if path != ".gitattributes"}

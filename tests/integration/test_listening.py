@@ -7,12 +7,11 @@ import re
 import pytest
 
 from tasks.process.lock import make_lock_name
-from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_whole_comparison_listens_on_loopback_and_on_sockets_of_its_owner_alone(finished: Workspace) -> None:
+def test_a_whole_comparison_listens_on_loopback_and_on_sockets_of_its_owner_alone(finished):
     found = json.loads((finished.folder.parent / "listeners.json").read_bytes())
     owners = [listener["owner"] for listener in found]
     assert any("-m training " in owner and "--serve" in owner for owner in owners)

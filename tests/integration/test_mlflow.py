@@ -11,9 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import mlflow
 import psutil
@@ -32,18 +30,18 @@ from tests.tracked_run import ALL_STEPS, PARAMS, Place, step_event
 class MlflowPlace(Place):
     """A project folder with a finished comparison and a store of its own."""
 
-    def __init__(self, folder: Path, empty_store: Path) -> None:
+    def __init__(self, folder, empty_store):
         super().__init__(folder, ["mlflow"])
         self.store = folder / "mlflow.db"
         self.store.write_bytes(empty_store.read_bytes())
 
     @property
-    def client(self) -> Any:
+    def client(self):
         from mlflow import MlflowClient
 
         return MlflowClient(tracking_uri=f"sqlite:///{self.store}")
 
-    def runs(self) -> dict[str, Any]:
+    def runs(self):
         """The runs that the UI shows, by name."""
         experiment = self.client.get_experiment_by_name("ddp-compare")
         found = self.client.search_runs([experiment.experiment_id]) if experiment else []
@@ -52,7 +50,7 @@ class MlflowPlace(Place):
         return runs
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self):
         with contextlib.closing(sqlite3.connect(self.store, isolation_level=None)) as database:
             database.execute("BEGIN EXCLUSIVE")
             yield
@@ -60,14 +58,14 @@ class MlflowPlace(Place):
 
 
 @pytest.fixture
-def place(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowPlace:
+def place(tmp_path, empty_store, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(following, "FLUSH_SECONDS", 0.1)
     return MlflowPlace(tmp_path, empty_store)
 
 
-def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: MlflowPlace) -> None:
+def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place):
     place.store.chmod(0o644)
     place.report(speedup=1.5)
     assert stat.S_IMODE(place.store.stat().st_mode) == 0o600
@@ -95,9 +93,7 @@ def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Ml
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(
-    is_stopped: bool, place: MlflowPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(is_stopped, place, monkeypatch):
     # Far below the 20 seconds that MLflow itself waits for the lock: a real bound, not a stopwatch.
     bounds = {"OPEN_SECONDS": 0.5, "CLOSE_SECONDS": 60.0 if is_stopped else 0.5, "STOP_SECONDS": 0.2}
     for name, seconds in bounds.items():
@@ -119,15 +115,15 @@ def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(
 
 
 @pytest.mark.slow
-def test_make_mlflow_is_for_its_own_user_on_loopback_and_for_its_own_pages(place: MlflowPlace, project: Path) -> None:
+def test_make_mlflow_is_for_its_own_user_on_loopback_and_for_its_own_pages(place, project):
     (place.folder / "params.yaml").write_text(json.dumps(PARAMS))
     port, file = free_port(), place.folder / ".work/mlflow.env"
     command = [sys.executable, "-m", "tasks.services.tracker_ui", "--port", str(port)]
 
-    def ask(path: str, body: Any = None, **headers: str) -> int:
+    def ask(path, body=None, **headers):
         return find_status(f"http://127.0.0.1:{port}{path}", body, **headers)
 
-    told: dict[str, Any] = {"cwd": place.folder, "env": {**os.environ, "PYTHONPATH": str(project)}}
+    told = {"cwd": place.folder, "env": {**os.environ, "PYTHONPATH": str(project)}}
     server = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **told
     )

@@ -24,9 +24,7 @@ SHRUNK = {
 
 
 @pytest.mark.slow
-def test_the_cells_of_the_notebook_run_one_after_another(
-    tmp_path: Path, project: Path, warm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cells_of_the_notebook_run_one_after_another(tmp_path, project, warm, monkeypatch):
     place = Workspace.create(tmp_path / "notebook", project=project, changes=SMALL, programs=warm)
     (place.folder / ".venv").symlink_to(warm.parent)
     params = (place.folder / "params.yaml").rename(place.folder / "before.yaml")
@@ -49,7 +47,7 @@ def test_the_cells_of_the_notebook_run_one_after_another(
     for cell in ("1gpu", "2gpu"):
         kept = [file.parent.name for file in (place.folder / "data" / "runs" / cell).rglob("*.pt")]
         assert kept == ["64-128-epoch-1"] * 2
-    shown: list[str] = []
+    shown = []
     display = SimpleNamespace(IFrame=lambda source, **_: shown.append(source))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
     monkeypatch.setitem(sys.modules, "IPython.display", display)

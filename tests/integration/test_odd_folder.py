@@ -1,7 +1,6 @@
 """A whole comparison in an odd folder, without git and with nothing in params.yaml but the work."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
@@ -9,13 +8,13 @@ from mlflow import MlflowClient
 from tests.architecture.test_makefile import ODD
 from tests.workspace import SMALL, Workspace
 
-_LEFT_OUT: dict[str, None] = dict.fromkeys(("description", "quality", "cost", "tracking", "upload"))
+_LEFT_OUT = dict.fromkeys(("description", "quality", "cost", "tracking", "upload"))
 
 
 @pytest.mark.slow
 def test_a_download_without_git_in_an_odd_folder_says_what_to_type_and_then_works_without_optional_sections(
-    tmp_path: Path, project: Path, warm: Path
-) -> None:
+    tmp_path, project, warm
+):
     measure = {"measure.speed": False}
     changes = {**SMALL, "ranges": ["0-64"], "heldout": "64-80", **measure, **_LEFT_OUT}
     workspace = Workspace.create(tmp_path / ODD, project=project, changes=changes, programs=warm)

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ _HELD = [
 
 
 @pytest.fixture(scope="session")
-def oldest_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def oldest_python(tmp_path_factory):
     """Return the interpreter of an environment with the lower ends of the range; all else is the one of the tests."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     lowest = [
@@ -49,7 +48,7 @@ def oldest_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_two_ranks_and_an_audit_are_right_on_the_oldest_torch(oldest_python: Path) -> None:
+def test_two_ranks_and_an_audit_are_right_on_the_oldest_torch(oldest_python):
     environment = {**os.environ, "PATH": f"{oldest_python.parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
         [oldest_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_HELD],

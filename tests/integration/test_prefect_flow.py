@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -23,7 +22,7 @@ STAGES = ["fingerprint", "download", "slice", "measure", "train@1proc", "train@2
 
 
 @contextlib.contextmanager
-def server_of(toy: ToyProject) -> Iterator[Api]:
+def server_of(toy):
     """A temporary server on the project's own database, as `python -m flows` starts one for itself."""
     before, folder = dict(os.environ), Path.cwd()
     try:
@@ -44,14 +43,14 @@ def server_of(toy: ToyProject) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Iterator[Api]:
+def api(tmp_path_factory, prefect_database):
     """One server for the module."""
     with server_of(make_toy_project(tmp_path_factory.mktemp("server") / "toy", database=prefect_database)) as api:
         yield api
 
 
 @pytest.fixture(scope="module")
-def finished(api: Api, tmp_path_factory: pytest.TempPathFactory, warm: Path) -> ToyProject:
+def finished(api, tmp_path_factory, warm):
     """A toy project whose flow has run once, from nothing to the end; its processes start at once."""
     toy = make_toy_project(tmp_path_factory.mktemp("finished") / "toy", programs=warm)
     ran = toy.flow(**api.environment)
@@ -60,14 +59,12 @@ def finished(api: Api, tmp_path_factory: pytest.TempPathFactory, warm: Path) -> 
     return toy
 
 
-def _flow(toy: ToyProject, api: Api, **extra: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+def _flow(toy, api, **extra):
     ran = toy.flow(**api.environment, **extra)
     return ran, api.states(api.last_flow_run())
 
 
-def test_first_run_runs_every_stage_and_the_second_none_but_leaves_the_report_as_an_artifact_too(
-    finished: ToyProject, api: Api
-) -> None:
+def test_first_run_runs_every_stage_and_the_second_none_but_leaves_the_report_as_an_artifact_too(finished, api):
     assert api.states(api.last_flow_run()) == dict.fromkeys(STAGES, "Completed")
     assert finished.executed() == [*STAGES[:-1], "page", "upload"]
     edges = api.edges(api.last_flow_run())
@@ -86,7 +83,7 @@ def test_first_run_runs_every_stage_and_the_second_none_but_leaves_the_report_as
     assert report["description"].endswith(f"{finished.folder}/reports/index.html")
 
 
-def test_failing_stage_gives_its_exit_code_and_its_one_line(finished: ToyProject, api: Api) -> None:
+def test_failing_stage_gives_its_exit_code_and_its_one_line(finished, api):
     line = "slice: rows of the toy: got 3; allowed: 4"
     finished.change("dvc.yaml", "data/slices.txt sliced", "data/slices.txt sliced again")
     try:
@@ -101,7 +98,7 @@ def test_failing_stage_gives_its_exit_code_and_its_one_line(finished: ToyProject
     assert (run["state_type"], run["state"]["message"]) == ("FAILED", line)
 
 
-def _list_imports(toy: ToyProject, **extra: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+def _list_imports(toy, **extra):
     """Run the flow; return how it ended, without what is said of imports, and the packages that it imported."""
     ran = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "flows"],
@@ -114,9 +111,7 @@ def _list_imports(toy: ToyProject, **extra: str) -> tuple[subprocess.CompletedPr
     return ran, {line.rpartition("|")[2].strip().partition(".")[0] for line in imports}
 
 
-def test_reruns_of_what_is_cached_start_no_server_import_no_prefect_and_leave_nothing_behind(
-    finished: ToyProject, tmp_path: Path
-) -> None:
+def test_reruns_of_what_is_cached_start_no_server_import_no_prefect_and_leave_nothing_behind(finished, tmp_path):
     done, mark, sizes = _copy(finished, tmp_path), new_mark(), []
     subprocess.run(
         [sys.executable, "-m", "dvc", "repro", "--quiet"], cwd=done.folder, env=done.environment(), check=True
@@ -136,9 +131,7 @@ def test_reruns_of_what_is_cached_start_no_server_import_no_prefect_and_leave_no
     assert not imported & {"prefect", "torch", "mlflow", "pandas", "sqlalchemy"}
 
 
-def test_damaged_database_of_prefect_is_put_aside_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], prefect_database: Path
-) -> None:
+def test_damaged_database_of_prefect_is_put_aside_in_one_line(tmp_path, capsys, prefect_database):
     database = tmp_path / "prefect.db"
     database.write_bytes(prefect_database.read_bytes())
     _set_damaged_aside(database)
@@ -151,7 +144,7 @@ def test_damaged_database_of_prefect_is_put_aside_in_one_line(
     assert "prefect.db was damaged" in line
 
 
-def _copy(finished: ToyProject, folder: Path, **train: int) -> ToyProject:
+def _copy(finished, folder, **train):
     """Return a copy of the finished project with these values in `train`."""
     subprocess.run(["cp", "-a", finished.folder, folder / "toy"], check=True)
     toy, yaml = ToyProject(folder / "toy"), YAML()
@@ -162,7 +155,7 @@ def _copy(finished: ToyProject, folder: Path, **train: int) -> ToyProject:
 
 
 @contextlib.contextmanager
-def _training(toy: ToyProject, **extra: str) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+def _training(toy, **extra):
     """Run a flow; yield it, and every process of it, once `train@2proc` has begun."""
     slow = toy.folder / "slow.txt"
     with toy.running("flows", TOY_IS_SLOW="train@2proc", **extra) as flow:
@@ -174,9 +167,7 @@ def _training(toy: ToyProject, **extra: str) -> Iterator[tuple[subprocess.Popen[
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_signal_lets_training_save_and_leaves_no_process(
-    finished: ToyProject, api: Api, tmp_path: Path, number: int, exit_code: int
-) -> None:
+def test_signal_lets_training_save_and_leaves_no_process(finished, api, tmp_path, number, exit_code):
     toy = _copy(finished, tmp_path, seed=4711)
     with _training(toy, **api.environment) as (flow, everything):
         flow.send_signal(number)
@@ -186,9 +177,7 @@ def test_signal_lets_training_save_and_leaves_no_process(
     assert living(everything) == []
 
 
-def test_kill_of_the_flow_leaves_no_process_and_the_next_run_marks_it_as_crashed(
-    finished: ToyProject, tmp_path: Path, prefect_database: Path
-) -> None:
+def test_kill_of_the_flow_leaves_no_process_and_the_next_run_marks_it_as_crashed(finished, tmp_path, prefect_database):
     toy, mark = _copy(finished, tmp_path, seed=4711), new_mark()
     toy.give_database(prefect_database)
     with none_left_of(mark), _training(toy, **mark) as (flow, everything):

@@ -12,11 +12,8 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -54,39 +51,35 @@ class Served:
     process: subprocess.Popen[str]
     mark: dict[str, str]
 
-    def type(self, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def type(self, command, **environment):
         """Run a command as somebody types it in the project's folder, in the activated environment."""
         return subprocess.run(
             ["bash", "-c", command], cwd=self.toy.folder, env=self.toy.environment(**environment), capture_output=True,
             text=True, timeout=240,
         )  # fmt: skip
 
-    def runs(self, state: str) -> list[dict[str, Any]]:
+    def runs(self, state):
         """Return the flow runs of that type of state."""
-        runs: list[dict[str, Any]] = self.api.ask("flow_runs/filter", flow_runs={"state": {"type": {"any_": [state]}}})
-        return runs
+        return self.api.ask("flow_runs/filter", flow_runs={"state": {"type": {"any_": [state]}}})
 
-    def create_run(self, **told: Any) -> dict[str, Any]:
+    def create_run(self, **told):
         """Start a run as the UI does; return it."""
         (one,) = [one for one in self.api.ask("deployments/filter") if one["name"] == "ddp-compare"]
-        run: dict[str, Any] = self.api.ask(
-            f"deployments/{one['id']}/create_flow_run", state={"type": "SCHEDULED"}, **told
-        )
-        return run
+        return self.api.ask(f"deployments/{one['id']}/create_flow_run", state={"type": "SCHEDULED"}, **told)
 
-    def wait_for_running(self) -> dict[str, Any]:
+    def wait_for_running(self):
         """Return the run whose ranks train, as soon as they do."""
         self.training.wait_for_step(self.toy)
         (run,) = self.runs("RUNNING")
         return run
 
-    def require_gone(self) -> None:
+    def require_gone(self):
         """Fail unless nobody is left soon."""
         wait_for(lambda: not left_of(self.mark), seconds=_SECONDS_TO_BE_GONE, what="nobody is left")
 
 
 @contextlib.contextmanager
-def _serving(toy: ToyProject, training: ToyTraining) -> Iterator[Served]:
+def _serving(toy, training):
     mark = new_mark()
     training.forget()
     with none_left_of(mark), toy.running("flows.serve", **training.environment, **_SOON, **mark) as process:
@@ -96,9 +89,7 @@ def _serving(toy: ToyProject, training: ToyTraining) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def project_to_serve(
-    tmp_path_factory: pytest.TempPathFactory, prefect_database: Path
-) -> tuple[ToyProject, ToyTraining]:
+def project_to_serve(tmp_path_factory, prefect_database):
     """A toy project that trains for real, once what comes before is cached."""
     folder = tmp_path_factory.mktemp("served")
     toy = make_toy_project(folder / "toy", database=prefect_database)
@@ -110,12 +101,12 @@ def project_to_serve(
 
 
 @pytest.fixture(scope="module")
-def served(project_to_serve: tuple[ToyProject, ToyTraining]) -> Iterator[Served]:
+def served(project_to_serve):
     with _serving(*project_to_serve) as served:
         yield served
 
 
-def test_two_deployments_one_on_demand_and_one_by_cron_that_measures_again(served: Served) -> None:
+def test_two_deployments_one_on_demand_and_one_by_cron_that_measures_again(served):
     deployments = {deployment["name"]: deployment for deployment in served.api.ask("deployments/filter")}
     assert deployments["ddp-compare"]["schedules"] == []
     assert deployments["rebench"]["parameters"] == {"rebench": True}
@@ -131,12 +122,12 @@ def test_two_deployments_one_on_demand_and_one_by_cron_that_measures_again(serve
     assert _weekdays_at_three(served) == {6}
 
 
-def _weekdays_at_three(served: Served) -> set[int]:
+def _weekdays_at_three(served):
     starts = [datetime.fromisoformat(run["expected_start_time"]) for run in served.runs("SCHEDULED")]
     return {start.weekday() for start in starts if (start.hour, start.minute) == (3, 0)}
 
 
-def test_another_user_reads_and_starts_nothing(served: Served, tmp_path: Path) -> None:
+def test_another_user_reads_and_starts_nothing(served, tmp_path):
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv to become another user")
     folder = served.toy.folder
@@ -156,9 +147,7 @@ def test_another_user_reads_and_starts_nothing(served: Served, tmp_path: Path) -
     assert [run for run in served.api.ask("flow_runs/filter") if not run["auto_scheduled"]] == []
 
 
-def test_no_stranger_and_no_page_of_another_site_is_answered_and_the_secret_is_in_private_files_alone(
-    served: Served,
-) -> None:
+def test_no_stranger_and_no_page_of_another_site_is_answered_and_the_secret_is_in_private_files_alone(served):
     processes = left_of(served.mark)
     assert len(processes) >= 3, "serve, server and runner"
     served.api.require_closed_to_others(*processes)
@@ -172,7 +161,7 @@ def test_no_stranger_and_no_page_of_another_site_is_answered_and_the_secret_is_i
     assert {stat.S_IMODE(file.stat().st_mode) for file in found} == {0o600}
 
 
-def test_a_second_server_of_the_project_or_of_its_port_is_refused_in_one_line(served: Served, tmp_path: Path) -> None:
+def test_a_second_server_of_the_project_or_of_its_port_is_refused_in_one_line(served, tmp_path):
     refused = served.type("python -m flows.serve")
     (line,) = refused.stderr.splitlines()
     assert refused.returncode == 4
@@ -188,7 +177,7 @@ def test_a_second_server_of_the_project_or_of_its_port_is_refused_in_one_line(se
     assert line.startswith(f"serve: port {port} is not to be had (Address already in use); free it, or ")
 
 
-def test_run_that_brings_a_command_or_an_environment_runs_the_comparison_alone(served: Served, tmp_path: Path) -> None:
+def test_run_that_brings_a_command_or_an_environment_runs_the_comparison_alone(served, tmp_path):
     served.toy.executed()
     brought = {"command": f"touch {tmp_path}/ran", "env": {"TOY_FAILS": "fingerprint:3"}, "working_dir": "/"}
     run = served.create_run(parameters={"cmd": "id"})
@@ -203,7 +192,7 @@ def test_run_that_brings_a_command_or_an_environment_runs_the_comparison_alone(s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bare_name_is_a_run_that_waits(served: Served) -> None:
+def test_a_bare_name_is_a_run_that_waits(served):
     assert len(served.runs("RUNNING")) == 1
     # Its runs come while this one trains, one every five seconds.
     often = [{"schedule": {"cron": "* * * * * */5", "timezone": "UTC"}, "active": True}]
@@ -223,13 +212,13 @@ def test_a_bare_name_is_a_run_that_waits(served: Served) -> None:
     assert line.startswith("ddp-compare: a comparison runs in this folder already: a flow run of Prefect, pid ")
 
 
-def _overdue(served: Served) -> list[dict[str, Any]]:
+def _overdue(served):
     """Return the planned runs that have not started 5 s after their time, longer than the runner needs to look."""
     latest = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
     return [run for run in served.runs("SCHEDULED") if run["expected_start_time"] < latest]
 
 
-def test_cron_waits_for_the_run_before_which_is_cancelled_saved_and_gone(served: Served) -> None:
+def test_cron_waits_for_the_run_before_which_is_cancelled_saved_and_gone(served):
     (first,) = served.runs("RUNNING")
     wait_for(lambda: _overdue(served), seconds=240, what="the time of the cron has come")
     assert [run["id"] for run in served.runs("RUNNING")] == [first["id"]], "another deployment, the same machine"
@@ -247,7 +236,7 @@ def test_cron_waits_for_the_run_before_which_is_cancelled_saved_and_gone(served:
     assert len(served.runs("RUNNING")) == 1
 
 
-def test_end_of_the_server_ends_the_run_and_everything_it_started(served: Served) -> None:
+def test_end_of_the_server_ends_the_run_and_everything_it_started(served):
     seen = served.training.wait_for_step(served.toy)
     assert len(left_of(served.mark)) >= 9, "serve, server, runner, flow, DVC, shell, stage, torchrun and two ranks"
     os.kill(served.process.pid, signal.SIGTERM)
@@ -257,8 +246,8 @@ def test_end_of_the_server_ends_the_run_and_everything_it_started(served: Served
 
 
 def test_kill_of_server_runner_or_serve_leaves_nobody_and_no_run_that_seems_to_run_and_the_login_stays(
-    project_to_serve: tuple[ToyProject, ToyTraining],
-) -> None:
+    project_to_serve,
+):
     toy, _ = project_to_serve
     with _serving(*project_to_serve) as served:
         os.kill(find(served.mark, "flows.server"), signal.SIGKILL)
@@ -287,9 +276,7 @@ def test_kill_of_server_runner_or_serve_leaves_nobody_and_no_run_that_seems_to_r
     assert line.startswith("ddp-compare: no Prefect server of this folder answers at http://127.0.0.1:")
 
 
-def test_kill_of_dvc_or_of_the_shell_ends_the_training_and_a_second_comparison_is_refused_meanwhile(
-    project_to_serve: tuple[ToyProject, ToyTraining],
-) -> None:
+def test_kill_of_dvc_or_of_the_shell_ends_the_training_and_a_second_comparison_is_refused_meanwhile(project_to_serve):
     toy, training = project_to_serve
     mark = new_mark()
     training.forget()
@@ -326,9 +313,7 @@ def test_kill_of_dvc_or_of_the_shell_ends_the_training_and_a_second_comparison_i
         assert api.last_flow_run()["state_type"] == "CRASHED"
 
 
-def test_flow_that_loses_its_server_behind_dead_proxies_finishes_and_the_next_run_tells_prefect(
-    project_to_serve: tuple[ToyProject, ToyTraining],
-) -> None:
+def test_flow_that_loses_its_server_behind_dead_proxies_finishes_and_the_next_run_tells_prefect(project_to_serve):
     toy, _ = project_to_serve
     mark = new_mark()
     toy.change("params.yaml", "seed: 1", "seed: 77")

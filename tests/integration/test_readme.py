@@ -3,16 +3,14 @@
 import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
 from tests.integration.test_cache import STAGES
-from tests.workspace import Workspace
 
 
 @pytest.fixture
-def with_make(workspace: Workspace, project: Path) -> Workspace:
+def with_make(workspace, project):
     """The finished comparison, with the Makefile and the environment that it expects."""
     environment = project / ".venv"
     if not (environment / ".ready").is_file():
@@ -25,7 +23,7 @@ def with_make(workspace: Workspace, project: Path) -> Workspace:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_pages_do_what_they_say(with_make: Workspace, project: Path) -> None:
+def test_the_commands_of_the_pages_do_what_they_say(with_make, project):
     run = with_make.run
     said = run("make", "compare").stdout
     assert said.count(": cached, ") == len(STAGES) - 1  # fingerprint runs every time

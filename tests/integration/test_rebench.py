@@ -3,26 +3,23 @@
 import csv
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.undisturbed import hold_undisturbed
-from tests.workspace import Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
-def _history(workspace: Workspace) -> list[dict[str, str]]:
+def _history(workspace):
     with (workspace.folder / "reports" / "history.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def test_a_rebench_measures_speed_alone_and_fails_on_a_regression_and_a_run_after_it_is_cached(
-    workspace: Workspace, tmp_path: Path, warm: Path
-) -> None:
-    def check(number: int) -> None:
+    workspace, tmp_path, warm
+):
+    def check(number):
         rebenched = workspace.copy(tmp_path / str(number), programs=warm)
         # The finished comparison was trained beside other tests: gates about seconds may have failed.
         shutil.rmtree(rebenched.folder / ".work" / "runs")
@@ -54,5 +51,5 @@ def test_a_rebench_measures_speed_alone_and_fails_on_a_regression_and_a_run_afte
     hold_undisturbed(check)
 
 
-def _read(workspace: Workspace, file: str) -> Any:
+def _read(workspace, file):
     return json.loads((workspace.folder / file).read_bytes())

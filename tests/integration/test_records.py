@@ -18,10 +18,8 @@ from tasks.records.manifests import (
 )
 from tasks.records.measurement import MeasurementFile
 from tasks.records.run import PublicationManifest, RunFile, UploadFile, read_segment
-from tasks.records.stage_file import StageFile
-from tests.workspace import Workspace
 
-_CLASSES: dict[str, type[StageFile]] = {
+_CLASSES = {
     "data/fingerprint/machine.json": MachineFile,
     "data/fingerprint/sources.json": SourcesFile,
     "data/fingerprint/stages/*.json": InputsFile,
@@ -39,7 +37,7 @@ _CLASSES: dict[str, type[StageFile]] = {
 
 
 @pytest.mark.slow
-def test_a_class_writes_what_it_reads_of_every_file_between_stages(workspace: Workspace) -> None:
+def test_a_class_writes_what_it_reads_of_every_file_between_stages(workspace):
     for pattern, kind in _CLASSES.items():
         files = sorted(workspace.folder.glob(pattern))
         if not files and kind is not MeasurementFile:  # which the small comparison may leave out

@@ -4,12 +4,9 @@ Screenshots are kept in test-artifacts/, to be looked at.
 """
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page
 
 from tasks.report import make_report, write_report
 from tasks.reporting import drawing
@@ -42,7 +39,7 @@ _CUT_WORDS = """() => {
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory, project: Path) -> dict[str, Path]:
+def reports(tmp_path_factory, project):
     """The page of a clean comparison, of one that is withheld, and of real ones."""
     pages = {}
     for name in NUM_CHARTS:
@@ -61,14 +58,12 @@ def reports(tmp_path_factory: pytest.TempPathFactory, project: Path) -> dict[str
 
 
 @pytest.fixture
-def opened(
-    browser: Browser, reports: dict[str, Path], request: pytest.FixtureRequest
-) -> Iterator[tuple[Page, list[str]]]:
+def opened(browser, reports, request):
     """The page at the asked width and colour scheme, and what went wrong or over the network while it loaded."""
     name, width, scheme = getattr(request, "param", ("given", 1280, "light"))
     context = browser.new_context(viewport={"width": width, "height": SCREEN}, color_scheme=scheme)
     page = context.new_page()
-    events: list[str] = []
+    events = []
     page.on("console", lambda message: events.append(f"console {message.type}: {message.text}"))
     page.on("pageerror", lambda error: events.append(f"error: {error}"))
     page.on("request", lambda asked: events.append(f"request: {asked.url}"))
@@ -78,15 +73,13 @@ def opened(
 
 
 @pytest.fixture
-def page(opened: tuple[Page, list[str]]) -> Page:
+def page(opened):
     """The page alone."""
     return opened[0]
 
 
 @pytest.mark.parametrize("opened", VIEWS, indirect=True, ids=str)
-def test_the_page_is_whole_at_every_width_and_colour_scheme(
-    opened: tuple[Page, list[str]], project: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_page_is_whole_at_every_width_and_colour_scheme(opened, project, request):
     page, events = opened
     name, width, scheme = request.node.callspec.params["opened"]
     artifacts = project / "test-artifacts"
@@ -99,7 +92,7 @@ def test_the_page_is_whole_at_every_width_and_colour_scheme(
         tops = [page.locator(place).first.bounding_box() for place in (".state", "figure svg")]
         assert all(box is not None and box["y"] < SCREEN for box in tops)
         assert page.evaluate("document.documentElement.scrollHeight") < 8000
-    order: list[str] = page.evaluate("[...document.querySelectorAll('main > section')].map(section => section.id)")
+    order = page.evaluate("[...document.querySelectorAll('main > section')].map(section => section.id)")
     assert order == [*SECTIONS, *FOLDED]
     for section in order:
         box = page.locator(f"#{section}").bounding_box()
@@ -122,14 +115,14 @@ def test_the_page_is_whole_at_every_width_and_colour_scheme(
 @pytest.mark.parametrize(
     "opened", [(name, 1280, "light") for name in ("given", "busy-machine")], indirect=True, ids=str
 )
-def test_no_word_of_a_chart_is_cut_off(page: Page) -> None:
+def test_no_word_of_a_chart_is_cut_off(page):
     page.evaluate(_UNFOLD)
     cut, shown = page.evaluate(_CUT_WORDS)
     assert shown > 20
     assert cut == []
 
 
-def test_what_is_folded_opens_by_keyboard_by_a_link_to_it_and_in_print(page: Page) -> None:
+def test_what_is_folded_opens_by_keyboard_by_a_link_to_it_and_in_print(page):
     hidden = page.locator("#gate-update-equivalence")
     assert not hidden.is_visible()
     page.get_by_label("Print all of it").check()
@@ -145,13 +138,13 @@ def test_what_is_folded_opens_by_keyboard_by_a_link_to_it_and_in_print(page: Pag
 
 
 @pytest.mark.parametrize("opened", [("given", 1280, "dark")], indirect=True, ids=str)
-def test_axe_finds_nothing_that_keeps_people_from_reading_the_page(page: Page) -> None:
+def test_axe_finds_nothing_that_keeps_people_from_reading_the_page(page):
     page.evaluate(_UNFOLD)
     found = Axe().run(page)
     assert [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found.response["violations"]] == []
 
 
-def test_figures_and_words_are_explained_and_tables_sorted_by_keyboard_alone(page: Page) -> None:
+def test_figures_and_words_are_explained_and_tables_sorted_by_keyboard_alone(page):
     chart, tip = page.locator("#chart-speedup .chart"), page.locator("#tip")
     assert chart.locator("g.hover").count() == 1
     chart.locator("g.hover").last.hover()
@@ -168,7 +161,7 @@ def test_figures_and_words_are_explained_and_tables_sorted_by_keyboard_alone(pag
     page.locator("#losses summary").click()
     table = page.locator("#losses table")
 
-    def read() -> list[str]:
+    def read():
         return table.locator("tbody th").all_inner_texts()
 
     as_it_was = read()
@@ -191,9 +184,7 @@ def test_figures_and_words_are_explained_and_tables_sorted_by_keyboard_alone(pag
     assert page.url.endswith("#word-karp-flatt")
 
 
-def test_without_scripts_every_word_is_there_and_no_foreign_script_runs(
-    browser: Browser, reports: dict[str, Path], tmp_path: Path
-) -> None:
+def test_without_scripts_every_word_is_there_and_no_foreign_script_runs(browser, reports, tmp_path):
     page = browser.new_context(java_script_enabled=False).new_page()
     page.goto(reports["given"].as_uri())
     assert page.locator("button:visible").count() == 0
@@ -208,7 +199,7 @@ def test_without_scripts_every_word_is_there_and_no_foreign_script_runs(
 
 
 @pytest.mark.parametrize("opened", [("given", 1280, "dark"), ("six-strategies", 1280, "dark")], indirect=True, ids=str)
-def test_the_page_prints_dark_on_white_and_on_one_sheet_unless_all_is_asked_for(page: Page) -> None:
+def test_the_page_prints_dark_on_white_and_on_one_sheet_unless_all_is_asked_for(page):
     sheets = re.compile(rb"/Type /Page\b")
     assert len(sheets.findall(page.pdf(format="A4"))) == 1
     page.get_by_label("Print all of it").check()

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ from training.process.files import digest_file
 pytestmark = pytest.mark.slow
 
 RUNGS = [1, 2]
-TINY: dict[str, Any] = {
+TINY = {
     "name": "search",
     "ranges": ["0-64"],
     "search": {
@@ -37,7 +36,7 @@ _NUM_TRAININGS = 3 + 1 + 2 + 1
 
 
 @pytest.fixture(scope="module")
-def searched(finished: Workspace, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def searched(finished, warm, tmp_path_factory):
     """A workspace in which a search has run from the beginning to the end."""
     workspace = finished.copy(tmp_path_factory.mktemp("searched") / "project", programs=warm)
     workspace.change(TINY)
@@ -48,24 +47,23 @@ def searched(finished: Workspace, warm: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def search(searched: Workspace, monkeypatch: pytest.MonkeyPatch) -> Search:
+def search(searched, monkeypatch):
     """The same as it knows itself; nothing of it has to be trained."""
     monkeypatch.chdir(searched.folder)
     return Search(load_params())
 
 
-def _read(workspace: Workspace) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((workspace.folder / "reports/search/search.json").read_bytes())
-    return found
+def _read(workspace):
+    return json.loads((workspace.folder / "reports/search/search.json").read_bytes())
 
 
-def _without_times(found: Any) -> Any:
+def _without_times(found):
     if isinstance(found, dict):
         return {key: _without_times(value) for key, value in found.items() if key != "train_seconds"}
     return [_without_times(value) for value in found] if isinstance(found, list) else found
 
 
-def _digest_weights(workspace: Workspace) -> dict[str, str]:
+def _digest_weights(workspace):
     """Return segment -> digest of its semantic checkpoint, of all that was trained."""
     found = {}
     for folder in (workspace.folder / TRIALS).glob("*/work/segments/*"):
@@ -74,13 +72,11 @@ def _digest_weights(workspace: Workspace) -> dict[str, str]:
     return found
 
 
-def _count_launches(workspace: Workspace) -> dict[str, int]:
+def _count_launches(workspace):
     return {logs.parts[-3]: len(list(logs.iterdir())) for logs in (workspace.folder / TRIALS).glob("*/work/logs")}
 
 
-def test_a_search_killed_at_any_time_goes_on_to_the_same_result_to_the_bit(
-    searched: Workspace, cold_workspace: Workspace, warm: Path
-) -> None:
+def test_a_search_killed_at_any_time_goes_on_to_the_same_result_to_the_bit(searched, cold_workspace, warm):
     killed = cold_workspace
     killed.change({**TINY, "tracking.kind": "none"})
     mark = new_mark()
@@ -113,7 +109,7 @@ def test_a_search_killed_at_any_time_goes_on_to_the_same_result_to_the_bit(
     assert len(again) <= TINY["search"]["at_once"]
 
 
-def test_a_promoted_trial_goes_on_from_its_checkpoint_and_no_step_is_trained_twice(search: Search) -> None:
+def test_a_promoted_trial_goes_on_from_its_checkpoint_and_no_step_is_trained_twice(search):
     found = _read(Workspace(Path.cwd()))
     best = search.trials[found["best"]]
     runs = [RunFile.read(best.locate_run(epochs)) for epochs in RUNGS]
@@ -126,8 +122,8 @@ def test_a_promoted_trial_goes_on_from_its_checkpoint_and_no_step_is_trained_twi
 
 
 def test_a_search_that_is_finished_trains_nothing_and_its_best_goes_on_as_an_ordinary_comparison(
-    searched: Workspace, warm: Path, tmp_path: Path
-) -> None:
+    searched, warm, tmp_path
+):
     again = searched.copy(tmp_path / "project", programs=warm)
     before, found = _count_launches(again), _read(again)
     assert "to epoch 1: 3 of 3 trials are there already" in again.run(*SEARCH).stdout
@@ -143,9 +139,7 @@ def test_a_search_that_is_finished_trains_nothing_and_its_best_goes_on_as_an_ord
     assert again.launches("1proc") == launches
 
 
-def test_a_trial_that_fails_ends_the_search_in_one_line_and_leaves_no_process(
-    searched: Workspace, warm: Path, tmp_path: Path
-) -> None:
+def test_a_trial_that_fails_ends_the_search_in_one_line_and_leaves_no_process(searched, warm, tmp_path):
     bad = searched.copy(tmp_path / "project", programs=warm)
     bad.change({"tracking.kind": "none", "train.seed": 7})
     mark = new_mark()
@@ -157,9 +151,7 @@ def test_a_trial_that_fails_ends_the_search_in_one_line_and_leaves_no_process(
     assert "trial.log" in done.stdout.splitlines()[-1]
 
 
-def test_trials_that_diverge_are_out_and_a_search_of_such_alone_says_so(
-    searched: Workspace, warm: Path, tmp_path: Path
-) -> None:
+def test_trials_that_diverge_are_out_and_a_search_of_such_alone_says_so(searched, warm, tmp_path):
     bad = searched.copy(tmp_path / "project", programs=warm)
     bad.change({"tracking.kind": "none", "train.seed": 8, "search.trials": 2})
     done = bad.run(*SEARCH, ok=False, **plan_faults("rank=0,step=2,kind=nan"))

@@ -5,7 +5,6 @@ import sqlite3
 import pytest
 
 from tests.canaries import SECRETS, WORD, CommandLines, files_with_a_secret
-from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +18,7 @@ def _main():
 """
 
 
-def test_a_run_to_the_end_leaves_no_secret_anywhere(finished: Workspace) -> None:
+def test_a_run_to_the_end_leaves_no_secret_anywhere(finished):
     """The run of the fixture had every secret in its environment."""
     assert (finished.folder / "mlflow.db").stat().st_size > 0
     assert list((finished.folder / ".prefect").rglob("*.db"))
@@ -30,7 +29,7 @@ def test_a_run_to_the_end_leaves_no_secret_anywhere(finished: Workspace) -> None
     assert found == []
 
 
-def test_an_exception_with_secrets_in_its_words_leaves_none(workspace: Workspace) -> None:
+def test_an_exception_with_secrets_in_its_words_leaves_none(workspace):
     stage = workspace.folder / "tasks" / "slice.py"
     source = stage.read_text()
     stage.write_text(source.replace('\nif __name__ == "__main__":', f'{RAISING}\nif __name__ == "__main__":'))

@@ -9,7 +9,6 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -36,14 +35,13 @@ def hook(event, arguments):
 
 sys.addaudithook(hook)
 """
-STAGES: dict[str, Any] = YAML(typ="safe").load(Path(__file__).resolve().parents[2] / "dvc.yaml")["stages"]
+STAGES = YAML(typ="safe").load(Path(__file__).resolve().parents[2] / "dvc.yaml")["stages"]
 
 
-def _entry(stage: str) -> dict[str, Any]:
+def _entry(stage):
     name, _, cell = stage.partition("@")
     entry = json.dumps(STAGES[name].get("do", STAGES[name])).replace("${key}", cell)
-    loaded: dict[str, Any] = json.loads(entry)
-    return loaded
+    return json.loads(entry)
 
 
 _EDGES = (
@@ -55,12 +53,12 @@ _EDGES = (
 
 
 @pytest.fixture(scope="module")
-def shared(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def shared(finished, tmp_path_factory):
     """A copy of the finished comparison in which every edit is undone after its test."""
     return finished.copy(tmp_path_factory.mktemp("snapshot") / "workspace")
 
 
-def _edit_of(stage: str, what: str, folder: Path) -> tuple[Path, str]:
+def _edit_of(stage, what, folder):
     """Return the file that is edited, and its text then, made so that nothing is written through a hard link."""
     if what == "params.yaml":
         file = folder / what
@@ -78,15 +76,13 @@ def _edit_of(stage: str, what: str, folder: Path) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize(("stage", "what"), _EDGES)
-def test_an_input_edited_in_the_middle_of_a_stage_fails_it_in_one_line(
-    stage: str, what: str, shared: Workspace
-) -> None:
+def test_an_input_edited_in_the_middle_of_a_stage_fails_it_in_one_line(stage, what, shared):
     file, after = _edit_of(stage, what, shared.folder)
     kept = file.with_name(f".kept-{file.name}")
     os.link(file, kept)
     new = f"import pathlib; p = pathlib.Path({str(file)!r}); p.unlink(); p.write_text({after!r})"
     _, _, module, *arguments = shlex.split(_entry(stage)["cmd"])
-    told: dict[str, Any] = {"first": MEANWHILE.format(edit=new), "has_services": True}
+    told = {"first": MEANWHILE.format(edit=new), "has_services": True}
     try:
         with pytest.raises(StageFailedError) as ended:
             StageProcess(shared.folder, module.removeprefix("tasks."), *arguments, **told).finish()
@@ -101,13 +97,12 @@ def test_an_input_edited_in_the_middle_of_a_stage_fails_it_in_one_line(
     assert file.relative_to(shared.folder).as_posix() in line or what == "params.yaml"
 
 
-def _recorded(workspace: Workspace, stage: str) -> dict[str, Any]:
+def _recorded(workspace, stage):
     lock = YAML(typ="safe").load(workspace.folder / "dvc.lock")
-    found: dict[str, Any] = lock["stages"][stage]
-    return found
+    return lock["stages"][stage]
 
 
-def test_a_param_edited_while_a_cell_trains_is_never_recorded_for_it(workspace: Workspace) -> None:
+def test_a_param_edited_while_a_cell_trains_is_never_recorded_for_it(workspace):
     # Of two epochs one is to be trained: what comes before the training knows of no change.
     workspace.change({"train.epochs": 2, "measure.speed": False})
     before = _recorded(workspace, "train@1proc")
@@ -139,7 +134,7 @@ def test_a_param_edited_while_a_cell_trains_is_never_recorded_for_it(workspace: 
     assert len(record.segments) == 4
 
 
-def test_a_param_edited_between_the_end_of_a_stage_and_dvcs_record_makes_it_stale(workspace: Workspace) -> None:
+def test_a_param_edited_between_the_end_of_a_stage_and_dvcs_record_makes_it_stale(workspace):
     """DVC reads params.yaml itself after the command; what the stage worked with is the snapshot, which it records."""
     stage = workspace.folder / "tasks" / "train.py"
     stage.write_text(

@@ -8,7 +8,6 @@ import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -53,13 +52,13 @@ place.report(speedup=1.5)
 
 
 @pytest.fixture(params=TRACKERS)
-def tracker(request: pytest.FixtureRequest) -> str:
+def tracker(request):
     require_tracker(request.param)
     return str(request.param)
 
 
 @pytest.fixture(autouse=True)
-def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _at_home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_TRACKING"))]:
@@ -68,19 +67,19 @@ def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path, tracker: str, empty_store: Path) -> Place:
+def place(tmp_path, tracker, empty_store):
     if tracker == "mlflow":
         shutil.copy(empty_store, tmp_path)
     return Place(tmp_path, [tracker])
 
 
-def _kill(process: subprocess.Popen) -> None:
+def _kill(process):
     """Kill it, and whatever it has started."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _require_every_value_once(tracker: str, folder: Path) -> None:
+def _require_every_value_once(tracker, folder):
     found = STORES[tracker].read_values(folder)
     assert set(found) <= {"1proc", "2proc", "small"}
     for cell in ("1proc", "2proc"):
@@ -94,8 +93,8 @@ def _require_every_value_once(tracker: str, folder: Path) -> None:
 
 
 def test_a_report_leaves_every_value_once_with_figures_gates_facts_and_the_report_and_a_second_sends_nothing(
-    place: Place, tracker: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    place, tracker, caplog
+):
     place.report(speedup=1.5)
     _require_every_value_once(tracker, place.folder)
     found = STORES[tracker].read_values(place.folder)
@@ -111,7 +110,7 @@ def test_a_report_leaves_every_value_once_with_figures_gates_facts_and_the_repor
     assert STORES[tracker].read_values(place.folder) == found
 
 
-def test_a_cell_that_was_killed_twice_and_resumed_has_no_gap_and_no_duplicate(place: Place, tracker: str) -> None:
+def test_a_cell_that_was_killed_twice_and_resumed_has_no_gap_and_no_duplicate(place, tracker):
     for first, last in ((1, 4), (3, 7)):
         process = place.start(FOLLOW, tracker, first, last, 60)
         wait_for((place.folder / "is-sent").exists, seconds=60, what="it is sent")
@@ -131,7 +130,7 @@ def test_a_cell_that_was_killed_twice_and_resumed_has_no_gap_and_no_duplicate(pl
 
 
 @pytest.mark.parametrize("tracker", ["mlflow", "tensorboard"])
-def test_steps_appear_while_the_cell_trains_where_a_run_can_grow(place: Place, tracker: str) -> None:
+def test_steps_appear_while_the_cell_trains_where_a_run_can_grow(place, tracker):
     require_tracker(tracker)
     with place.follow() as follower:
         follower.send(place.events(1, 2))
@@ -141,7 +140,7 @@ def test_steps_appear_while_the_cell_trains_where_a_run_can_grow(place: Place, t
         )
 
 
-def test_a_file_of_events_that_a_kill_left_half_written_is_mended(tmp_path: Path) -> None:
+def test_a_file_of_events_that_a_kill_left_half_written_is_mended(tmp_path):
     require_tracker("tensorboard")
     place = Place(tmp_path, ["tensorboard"])
     with place.follow() as follower:
@@ -153,8 +152,8 @@ def test_a_file_of_events_that_a_kill_left_half_written_is_mended(tmp_path: Path
 
 
 def test_a_tracker_that_is_away_costs_one_warning_each_time_and_gets_all_when_it_is_back(
-    place: Place, tracker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    place, tracker, monkeypatch, caplog
+):
     monkeypatch.setenv("HF_TOKEN", "hf_" + "Canary0" * 5)
     with monkeypatch.context() as patch:
         STORES[tracker].take_away(place.folder, patch)  # its address and key hold a canary, too
@@ -175,9 +174,7 @@ def test_a_tracker_that_is_away_costs_one_warning_each_time_and_gets_all_when_it
     assert b"canary" not in read_all_bytes(place.folder).lower()
 
 
-def test_a_speedup_has_the_name_of_what_it_is_now_and_withheld_it_vanishes_with_all_that_showed_it(
-    place: Place, tracker: str
-) -> None:
+def test_a_speedup_has_the_name_of_what_it_is_now_and_withheld_it_vanishes_with_all_that_showed_it(place, tracker):
     for is_proven, name in ((True, "speedup"), (False, "unproven_speedup")):
         place.report(speedup=1.5, is_proven=is_proven)
         found = STORES[tracker].read_values(place.folder)["2proc"]
@@ -198,21 +195,19 @@ def test_a_speedup_has_the_name_of_what_it_is_now_and_withheld_it_vanishes_with_
         assert "passed: 1,600 rows" not in said
 
 
-def test_a_run_of_wb_is_sent_once_and_deleted_there_where_what_it_showed_is_withheld_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_wb_is_sent_once_and_deleted_there_where_what_it_showed_is_withheld_later(tmp_path, monkeypatch):
     require_tracker("wandb")
     monkeypatch.setenv("WANDB_API_KEY", "canary".ljust(40, "0"))
-    sent, deleted = list[str](), set[str]()
+    sent, deleted = [], set()
 
-    def sync(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def sync(command, **_):
         folders = [Path(word) for word in command[5:]]
         for folder in folders:
             (folder / "run.synced").touch()
         sent.extend(folder.name for folder in folders)
         return subprocess.CompletedProcess(command, 0)
 
-    def find_run(name: str) -> SimpleNamespace:
+    def find_run(name):
         return SimpleNamespace(delete=lambda: deleted.add(name.partition("/")[2]))
 
     monkeypatch.setattr(wandb, "subprocess", SimpleNamespace(run=sync))

@@ -11,18 +11,17 @@ from ruamel.yaml import YAML
 from tests.flows.toy_project import wait_for
 from tests.processes import left_of, new_mark, none_left_of
 from tests.training.conftest import events_in
-from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
 
-def _command(workspace: Workspace) -> list[str]:
+def _command(workspace):
     """Return the command of train@2proc, as it stands in dvc.yaml."""
     stages = YAML(typ="safe", pure=True).load(workspace.folder / "dvc.yaml")["stages"]
     return shlex.split(str(stages["train"]["do"]["cmd"]).replace("${key}", "2proc"))
 
 
-def test_a_second_training_is_refused_and_the_first_saves_and_exits_with_75(cold_workspace: Workspace) -> None:
+def test_a_second_training_is_refused_and_the_first_saves_and_exits_with_75(cold_workspace):
     untrained = cold_workspace
     untrained.change({"train.epochs": 150, "train.learning_rate": 1e-3})
     untrained.repro("fingerprint")

@@ -6,18 +6,15 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
 from tasks.records.run import RunFile, read_segment
 from tests.flows.toy_project import wait_for
-from tests.integration.hosts import Host, TwoHosts, two_hosts
+from tests.integration.hosts import TwoHosts, two_hosts
 from tests.ray_cluster import Cluster, needs_ray, two_raylets
 from tests.tiny import make_tiny_model
 from tests.training.conftest import events_in
@@ -51,7 +48,7 @@ class Laboratory:
     cluster: Cluster
     head: Workspace
 
-    def stage(self, name: str, **environment: str) -> None:
+    def stage(self, name, **environment):
         """Run a stage on the first host as it stands in dvc.yaml."""
         process = self.start(name, **environment)
         try:
@@ -61,7 +58,7 @@ class Laboratory:
             raise AssertionError(f"{name} did not end: {process.communicate()[0][-6000:]}") from None
         assert process.returncode == 0, out[-6000:]
 
-    def start(self, name: str, **environment: str) -> "subprocess.Popen[str]":
+    def start(self, name, **environment):
         """Start a stage on the first host."""
         stages = YAML(typ="safe", pure=True).load(self.head.folder / "dvc.yaml")["stages"]
         name, _, cell = name.partition("@")
@@ -72,20 +69,20 @@ class Laboratory:
             env=self.head.environment(**told),
         )  # fmt: skip
 
-    def checksums(self) -> list[list[str]]:
+    def checksums(self):
         """Return the checksums with which its segments ended, rank by rank."""
         run = self.head.folder / "data/runs/2nodes"
         return [read_segment(run / part.folder).parameter_checksums for part in RunFile.read(run).segments]
 
 
-def _start_blind(host: Host, hidden: Path, cache: Path, command: list[str], **options: Any) -> "subprocess.Popen[str]":
+def _start_blind(host, hidden, cache, command, **options):
     """Start a command on the host where nothing is to be seen of a folder."""
     blind = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command]
     return host.popen(blind, **options | {"env": options["env"] | {"XDG_CACHE_HOME": str(cache)}})
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, project: Path, builtin_rows: Path) -> Iterator[Laboratory]:
+def lab(tmp_path_factory, project, builtin_rows):
     folder = tmp_path_factory.mktemp("hosts")
     (folder / "project").mkdir()
     with contextlib.ExitStack() as stack:
@@ -93,7 +90,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, project: Path, builtin_rows: P
         blind = partial(_start_blind, hosts.beta, folder / "project", folder / "cache")
         on_alpha, on_beta = (stack.enter_context(warm_environment(start=one)) for one in (hosts.alpha.popen, blind))
 
-        def start_on_beta(command: list[str], **options: Any) -> "subprocess.Popen[str]":
+        def start_on_beta(command, **options):
             return blind([str(on_beta / "python"), *command[1:]], **options)
 
         addresses = (hosts.alpha.address, hosts.beta.address)
@@ -112,16 +109,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory, project: Path, builtin_rows: P
 
 
 @pytest.fixture(scope="module")
-def trained(lab: Laboratory) -> dict[str, Any]:
+def trained(lab):
     """run.json of a training that nothing disturbed, with the `checksums` of its segments."""
     lab.stage("train@2nodes")
-    facts: dict[str, Any] = json.loads((lab.head.folder / "data/runs/2nodes/run.json").read_bytes())
+    facts = json.loads((lab.head.folder / "data/runs/2nodes/run.json").read_bytes())
     return facts | {"checksums": lab.checksums()}
 
 
-def test_each_node_leaves_facts_and_logs_with_the_head_and_right_updates(
-    lab: Laboratory, trained: dict[str, Any]
-) -> None:
+def test_each_node_leaves_facts_and_logs_with_the_head_and_right_updates(lab, trained):
     nodes = trained["nodes"]
     assert [(node["node_rank"], node["host"], node["address"], node["interface"]) for node in nodes] == [
         (0, "alpha", "10.77.0.1", "cable"),
@@ -137,9 +132,7 @@ def test_each_node_leaves_facts_and_logs_with_the_head_and_right_updates(
         assert (launch / f"node-{rank}" / str(rank) / "stderr.log").is_file()
 
 
-def test_a_lost_node_ends_all_within_the_watchdog_and_the_next_run_ends_with_the_same_weights(
-    lab: Laboratory, trained: dict[str, Any]
-) -> None:
+def test_a_lost_node_ends_all_within_the_watchdog_and_the_next_run_ends_with_the_same_weights(lab, trained):
     for name in (".work/runs/2nodes", "data/runs/2nodes"):
         shutil.rmtree(lab.head.folder / name)
     # Half a second for a step, so that the cable is cut in the middle, however late somebody looks.

@@ -6,9 +6,8 @@ import json
 import os
 import sqlite3
 import struct
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 
@@ -24,19 +23,19 @@ Values = dict[str, list[tuple[int, float]]]
 class Store(Protocol):
     """Where one tracker keeps the runs of a project folder."""
 
-    def read_values(self, folder: Path) -> dict[str, Values]:
+    def read_values(self, folder):
         """Return run -> all its values, those of withdrawn runs left out."""
         ...
 
-    def read_texts(self, folder: Path) -> str:
+    def read_texts(self, folder):
         """Return all words of the runs that are shown: gates, parameters, report."""
         ...
 
-    def take_away(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def take_away(self, folder, patch):
         """Have nothing answer where the runs are kept."""
 
 
-def require_tracker(name: str) -> None:
+def require_tracker(name):
     """Skip the test where the tracker is not installed."""
     package = read_constant(f"tasks/services/trackers/{name}.py", "PACKAGE")
     if importlib.util.find_spec(package) is None:
@@ -46,8 +45,8 @@ def require_tracker(name: str) -> None:
 class Mlflow:
     """MLflow's store in mlflow.db."""
 
-    def read_values(self, folder: Path) -> dict[str, Values]:
-        found: dict[str, Values] = {}
+    def read_values(self, folder):
+        found = {}
         query = (
             "select runs.name, metrics.key, step, value from metrics join runs using (run_uuid) "
             "where lifecycle_stage = 'active' order by step"
@@ -57,7 +56,7 @@ class Mlflow:
                 found.setdefault(run, {}).setdefault(key, []).append((step, value))
         return found
 
-    def read_texts(self, folder: Path) -> str:
+    def read_texts(self, folder):
         query = (
             "select {0}.key || ' ' || {0}.value from {0} join runs using (run_uuid) where lifecycle_stage = 'active'"
         )
@@ -66,23 +65,23 @@ class Mlflow:
         pages = (file.read_text() for file in (folder / "mlruns").rglob("index.html"))
         return "\n".join([*words, *pages])
 
-    def take_away(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def take_away(self, folder, patch):
         patch.setenv("MLFLOW_TRACKING_URI", f"http://me:canary-url@127.0.0.1:{free_port()}")
 
 
 class Tensorboard:
     """Files of events in tensorboard/, read as TensorBoard does."""
 
-    def read_values(self, folder: Path) -> dict[str, Values]:
+    def read_values(self, folder):
         return {run: values for run, values, _ in self._read(folder)}
 
-    def read_texts(self, folder: Path) -> str:
+    def read_texts(self, folder):
         return "\n".join(text for _, _, text in self._read(folder))
 
-    def take_away(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def take_away(self, folder, patch):
         patch.setattr("tasks.services.trackers.tensorboard.choose_uri", lambda _: "/proc/no-such-place")
 
-    def _read(self, folder: Path) -> Iterator[tuple[str, Values, str]]:
+    def _read(self, folder):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         files = sorted((folder / "tensorboard").rglob("*tfevents*"))
@@ -99,8 +98,8 @@ class Tensorboard:
 class Wandb:
     """Runs in wandb/, as `wandb sync` sends them: records in the log format of LevelDB."""
 
-    def read_values(self, folder: Path) -> dict[str, Values]:
-        found: dict[str, Values] = {}
+    def read_values(self, folder):
+        found = {}
         for run, records in self._read(folder):
             assert run not in found, "two folders of one run"
             values = found[run] = {}
@@ -115,16 +114,16 @@ class Wandb:
                         values[_read_key(item)] = [(0, value)]
         return found
 
-    def read_texts(self, folder: Path) -> str:
+    def read_texts(self, folder):
         words = [str(record) for _, records in self._read(folder) for record in records]
         pages = (file.read_text() for file in (folder / "wandb").glob("*/files/media/html/*"))
         return "\n".join([*words, *pages])
 
-    def take_away(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def take_away(self, folder, patch):
         patch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{free_port()}")
         patch.setenv("WANDB_API_KEY", "canary-key".ljust(40, "0"))
 
-    def _read(self, folder: Path) -> Iterator[tuple[str, list[Any]]]:
+    def _read(self, folder):
         from wandb.proto import wandb_internal_pb2
 
         for file in sorted((folder / "wandb").glob("*/*.wandb")):
@@ -133,11 +132,11 @@ class Wandb:
             yield started.display_name, records
 
 
-def _read_key(item: Any) -> str:
+def _read_key(item):
     return item.key or ".".join(item.nested_key)
 
 
-def _read_leveldb_log(file: Path) -> Iterator[bytes]:
+def _read_leveldb_log(file):
     """Yield the records: blocks of 32 KiB, in them parts that are whole (1) or first, middle, last (2, 3, 4)."""
     content, at, parts = file.read_bytes(), 7, b""
     while at + 7 <= len(content):
@@ -156,10 +155,10 @@ def _read_leveldb_log(file: Path) -> Iterator[bytes]:
             parts = b""
 
 
-STORES: dict[str, Store] = {"mlflow": Mlflow(), "tensorboard": Tensorboard(), "wandb": Wandb()}
+STORES = {"mlflow": Mlflow(), "tensorboard": Tensorboard(), "wandb": Wandb()}
 
 
-def read_all_bytes(folder: Path) -> bytes:
+def read_all_bytes(folder):
     """Return the content of every file below the folder."""
     files = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
     return b"\n".join(file.read_bytes() for file in files if file.is_file())

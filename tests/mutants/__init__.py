@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tests.mutants.patching import Patch
 
@@ -18,47 +16,47 @@ class Mutant:
     """Files below tests/ of which one has to fail, the quickest first."""
 
     @property
-    def room(self) -> str:
+    def room(self):
         """The folder of the product that the function stands in, two levels deep at most."""
         return "/".join(self.patch.module.split(".")[:2])
 
 
-def _mutant(name: str, change: Callable[..., Any], *tests: str) -> Mutant:
+def _mutant(name, change, *tests):
     return Mutant(Patch(name, change), tests)
 
 
-def _return(value: Any) -> Callable[..., Any]:
+def _return(value):
     return lambda of, *given, **named: value
 
 
-def _times(factor: float) -> Callable[..., Any]:
+def _times(factor):
     return lambda of, *given, **named: factor * of(*given, **named)
 
 
-def _first(of: Callable[..., Any], first: Any, *_: Any, **__: Any) -> Any:
+def _first(of, first, *_, **__):
     """Return what was given, as it was given."""
     return first
 
 
-def _yield_nothing(of: Callable[..., Any], *_: Any, **__: Any) -> Any:
+def _yield_nothing(of, *_, **__):
     return iter(())
 
 
-def _yield_within(of: Callable[..., Any], *_: Any, **__: Any) -> Any:
+def _yield_within(of, *_, **__):
     return contextlib.nullcontext()
 
 
-def _replace(**changes: Callable[[Any], Any]) -> Callable[..., Any]:
+def _replace(**changes):
     """Return what has one field of the result be another."""
 
-    def change(of: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def change(of, *given, **named):
         found = of(*given, **named)
         return dataclasses.replace(found, **{name: other(getattr(found, name)) for name, other in changes.items()})
 
     return change
 
 
-def _add(of: Callable[..., Any], replica: Any, model: Any, micro_batch: Any, *, weight: float) -> None:
+def _add(of, replica, model, micro_batch, *, weight):
     of(replica, model, micro_batch, weight=weight * 0.5)
 
 

@@ -5,13 +5,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.list_failures import FAILED_FILE
-from tests.mutants import MUTANTS, PATCHES, Mutant
+from tests.mutants import MUTANTS, PATCHES
 from tests.mutants.patching import find_patches, install, make_environment
 from tests.warm.imports import HEAVY, import_ahead
 
@@ -23,7 +22,7 @@ _TIMEOUT = "--timeout=180"
 _HEAD = "| mutant | room | died of | seconds |\n|---|---|---|---|\n"
 
 
-def main() -> int:
+def main():
     """Return 0 if all mutants died."""
     parser = argparse.ArgumentParser(prog="tests.mutants", description=__doc__)
     parser.add_argument("--only", default="", help="those with these words in their name; other rows stay")
@@ -50,12 +49,12 @@ def main() -> int:
     return int(any(_SURVIVES in rows[one.patch.name] for one in chosen))
 
 
-def read_rows(text: str) -> dict[str, str]:
+def read_rows(text):
     """Return the table's rows by mutant."""
     return {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
 
 
-def _find_killer(mutant: Mutant, arguments: Sequence[str]) -> str | None:
+def _find_killer(mutant, arguments):
     """Return the first test that fails with the mutant; None if all pass."""
     keys = f"tests.mutants:{mutant.patch.name}"
     with tempfile.TemporaryDirectory() as scratch:

@@ -10,12 +10,11 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
 from typing import Any
 
 VARIABLE = "DDP_COMPARE_PATCHES"
@@ -32,18 +31,18 @@ class Patch:
     """Called with the original and what that was called with; of a constant, with its value."""
 
     @property
-    def module(self) -> str:
+    def module(self):
         """The module to be imported."""
         return self.name.partition(":")[0]
 
-    def find(self, names: dict[str, Any]) -> tuple[Any, Any]:
+    def find(self, names):
         """Return what has the name in the module, and its owner; KeyError if nothing has."""
         owner = found = names
         for part in self.name.partition(":")[2].split("."):
             owner, found = found, (found if isinstance(found, dict) else vars(found))[part]
         return owner, found
 
-    def apply(self, names: dict[str, Any]) -> None:
+    def apply(self, names):
         """Change what the module holds; KeyError if the name is not there."""
         owner, original = self.find(names)
         last = self.name.rpartition(":")[2].rpartition(".")[2]
@@ -52,7 +51,7 @@ class Patch:
         else:
             type.__setattr__(owner, last, self._change(original))
 
-    def _change(self, original: Any) -> Any:
+    def _change(self, original):
         if isinstance(original, (staticmethod, classmethod)):
             return type(original)(self._wrap(original.__func__))
         if isinstance(original, property):
@@ -64,75 +63,73 @@ class Patch:
             return changed
         return self._wrap(original) if callable(original) else self.change(original)
 
-    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, original):
         @functools.wraps(original)
-        def replacement(*given: Any, **named: Any) -> Any:
+        def replacement(*given, **named):
             return self.change(original, *given, **named)
 
         return replacement
 
 
-def find_patches(keys: str) -> list[Patch]:
+def find_patches(keys):
     """Return the patches of these keys: those in PATCHES of each module, `KEY from step N` as of a training's step."""
-    found: list[Patch] = []
+    found = []
     for key in keys.splitlines():
         module, _, told = key.partition(":")
         name, _, first = told.partition(" from step ")
-        patches: list[Patch] = importlib.import_module(module).PATCHES[name]
+        patches = importlib.import_module(module).PATCHES[name]
         found += _begin_at(int(first), patches) if int(first or 1) > 1 else patches
     return found
 
 
-def _begin_at(first: int, patches: Iterable[Patch]) -> list[Patch]:
+def _begin_at(first, patches):
     """Return patches of functions that a rank calls as they are before this step of the run."""
     step = 0
 
-    def note(of: Callable[..., None], heartbeat: Any, begun: int) -> None:
+    def note(of, heartbeat, begun):
         nonlocal step
         step = begun
         of(heartbeat, begun)
 
-    def late(change: Callable[..., Any], of: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def late(change, of, *given, **named):
         return of(*given, **named) if step < first else change(of, *given, **named)
 
     changed = [Patch(patch.name, functools.partial(late, patch.change)) for patch in patches]
     return [Patch("training.process.heartbeat:Heartbeat.begin", note), *changed]
 
 
-def make_environment(keys: str, before: Mapping[str, str] = os.environ) -> dict[str, str]:
+def make_environment(keys, before=os.environ):
     """Return what has a process patched that is started with it, added to the environment `before`."""
     folders = [folder for folder in before.get("PYTHONPATH", "").split(os.pathsep) if folder]
     return {VARIABLE: keys, "PYTHONPATH": os.pathsep.join(folders if _HOOK in folders else [_HOOK, *folders])}
 
 
-def install(patches: Iterable[Patch]) -> None:
+def install(patches):
     """Have the modules patched as soon as they are imported, or run by `python -m`."""
-    by_module: dict[str, list[Patch]] = {}
+    by_module = {}
     for patch in patches:
         assert patch.module not in sys.modules, f"{patch.module} has been imported before it was patched"
         by_module.setdefault(patch.module, []).append(patch)
     sys.meta_path.insert(0, _Finder(by_module))
     if (keys := os.environ.get(VARIABLE)) and by_module:
-        subprocess.Popen.__init__ = _hand_on(subprocess.Popen.__init__, keys)  # type: ignore[method-assign]
+        subprocess.Popen.__init__ = _hand_on(subprocess.Popen.__init__, keys)
 
 
-def _hand_on(start: Callable[..., None], keys: str) -> Callable[..., None]:
+def _hand_on(start, keys):
     """Return what starts a process patched, whatever environment it is given."""
 
     @functools.wraps(start)
-    def start_patched(*given: Any, env: Mapping[str, str] | None = None, **named: Any) -> None:
+    def start_patched(*given, env=None, **named):
         start(*given, env=None if env is None else {**env, **make_environment(keys, env)}, **named)
 
     return start_patched
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, by_module: dict[str, list[Patch]]) -> None:
+    def __init__(self, by_module):
         self._by_module = by_module
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name, path=None, target=None):
         patches = self._by_module.get(name)
         spec = PathFinder.find_spec(name, path, target) if patches else None
         if patches and spec is not None and spec.origin is not None:
@@ -141,23 +138,22 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    def __init__(self, name: str, path: str, patches: list[Patch]) -> None:
+    def __init__(self, name, path, patches):
         super().__init__(name, path)
         self._patches = patches
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module):
         exec(self.source_to_code(self.get_data(self.path), self.path), vars(module))
         self.patch(vars(module))
 
-    def get_code(self, fullname: str) -> CodeType:
+    def get_code(self, fullname):
         """Return the code that `python -m` runs: patched before it begins, which is the last statement."""
         tree = ast.parse(self.get_data(self.path))
         (call,) = ast.parse("__spec__.loader.patch(globals())").body
         tree.body.insert(-1, call)
-        code: CodeType = compile(tree, self.path, "exec")
-        return code
+        return compile(tree, self.path, "exec")
 
-    def patch(self, names: dict[str, Any]) -> None:
+    def patch(self, names):
         """Change what stands in the module."""
         for patch in self._patches:
             patch.apply(names)

@@ -4,11 +4,10 @@ import importlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.mutants import MUTANTS, PATCHES, Mutant
+from tests.mutants import MUTANTS, PATCHES
 from tests.mutants.__main__ import TABLE, read_rows
 from tests.mutants.patching import make_environment
 
@@ -16,12 +15,12 @@ _SAYS = "from tasks.train import require_room as of; print(of.__name__, of(1, 2,
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.patch.name)
-def test_what_a_mutant_names_is_there_and_so_are_its_tests(mutant: Mutant, project: Path) -> None:
+def test_what_a_mutant_names_is_there_and_so_are_its_tests(mutant, project):
     mutant.patch.find(vars(importlib.import_module(mutant.patch.module)))
     assert all((project / "tests" / name.partition("::")[0]).is_file() for name in mutant.tests)
 
 
-def test_the_table_has_a_row_of_every_mutant() -> None:
+def test_the_table_has_a_row_of_every_mutant():
     assert read_rows(TABLE.read_text(encoding="utf-8")).keys() == PATCHES.keys()
 
 
@@ -29,13 +28,13 @@ _STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_SAYS
 
 
 @pytest.mark.parametrize("program", [_SAYS, _STARTS])
-def test_a_process_and_what_it_starts_have_the_mutant(program: str, project: Path) -> None:
+def test_a_process_and_what_it_starts_have_the_mutant(program, project):
     environment = os.environ | make_environment("tests.mutants:tasks.train:require_room")
     done = subprocess.run([sys.executable, "-c", program], cwd=project, env=environment, capture_output=True, text=True)
     assert done.stdout == "require_room None\n", done.stderr
 
 
-def test_a_module_that_runs_by_its_name_has_the_mutant(tmp_path: Path) -> None:
+def test_a_module_that_runs_by_its_name_has_the_mutant(tmp_path):
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "slice.py").write_text(
         'def check_extent(): return "whole"\ndef _main(): print(check_extent())\nif __name__ == "__main__": _main()\n'

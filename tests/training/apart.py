@@ -4,7 +4,7 @@ from training import __main__ as rank
 from training.strategies.ddp import step as ddp
 
 
-def main() -> int:
+def main():
     """Train so."""
     ddp.share_statistics = lambda *_, **__: None
     return rank.main()

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,8 +18,7 @@ import torch
 from tests.conftest import PROJECT
 from tests.ledgers import read_ledger
 from tests.tiny import make_config, make_slice
-from tests.training.forked_ranks import ForkedRanks
-from training.config import TrainingConfig, read_config
+from training.config import read_config
 from training.data.plan import make_micro_batches
 from training.loop import train
 from training.process.distributed import Ranks, join_ranks
@@ -34,14 +33,14 @@ Trained = Callable[..., dict[str, Any]]
 """What `trained` is."""
 Models = Callable[[str], Path]
 Rows = Callable[[str], list[Path]]
-_ROWS_OF: dict[str, dict[str, int]] = {
+_ROWS_OF = {
     "sequence_classification": {"num_classes": 3, "min_len": 2},
     "instruction": {"longest_prompt": 40, "min_len": 2},
 }
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+def models(tmp_path_factory):
     """Return `models(kind)`: the folder of one of tests/training/models.py."""
     from tests.training.models import write
 
@@ -49,13 +48,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @pytest.fixture(scope="session")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+def rows(tmp_path_factory):
     """Return `rows(workload)`: two slices of ragged rows, with sizes that no batch divides: 45 and 27."""
 
     @cache
-    def write(workload: str) -> list[Path]:
+    def write(workload):
         root, more = tmp_path_factory.mktemp("slices"), _ROWS_OF.get(workload, {})
-        sizes: list[dict[str, int]] = [{"num_rows": 45}, {"num_rows": 27, "first_row": 45}]
+        sizes = [{"num_rows": 45}, {"num_rows": 27, "first_row": 45}]
         if workload == "image_classification":
             from tests.images import make_image_slice
 
@@ -66,26 +65,18 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(models: Models) -> Path:
+def tiny_model(models):
     """A Qwen2-architecture model of 2 layers, hidden 64, tied embeddings, 82 thousand parameters."""
     return models("tiny")
 
 
 @pytest.fixture(scope="session")
-def slices(rows: Rows) -> list[Path]:
+def slices(rows):
     """Two slices of texts, some of a single token."""
     return rows("causal_lm")
 
 
-def _tell(
-    work: Path,
-    models: Models,
-    rows: Rows,
-    *,
-    model: str | Path = "tiny",
-    slices: list[Path] | None = None,
-    **changes: Any,
-) -> dict[str, Any]:
+def _tell(work, models, rows, *, model="tiny", slices=None, **changes):
     if slices is None:
         slices = rows(changes.get("workload", "causal_lm"))[: changes.pop("num_slices", 1)]
     size = changes.setdefault("world_size", 1)
@@ -103,21 +94,21 @@ class Toy:
     rows: Rows
     alone: Ranks
 
-    def tell(self, work: str = "work", **changes: Any) -> dict[str, Any]:
+    def tell(self, work="work", **changes):
         """Return what a training in this folder is told; `model`, `slices` or `num_slices` may be others."""
         return _tell(self.folder / work, self.models, self.rows, **changes)
 
-    def read(self, **changes: Any) -> TrainingConfig:
+    def read(self, **changes):
         """Return the same as a training process reads it."""
         return parsed(self.tell(**changes), self.folder)
 
-    def build(self, **changes: Any) -> Any:
+    def build(self, **changes):
         """Return its strategy on this process alone."""
         config = self.read(**changes)
         workload = find_workload(config.workload)
         return find_strategy(config.strategy).build(workload.load_model(config.model_dir), workload, config, self.alone)
 
-    def take(self, number: int = 1, **changes: Any) -> tuple[list[Any], int]:
+    def take(self, number=1, **changes):
         """Return the micro-batches of a step, and the number of their targets."""
         config = self.read(**changes)
         source, plan = open_segment(find_workload(config.workload), config, config.segments[0])
@@ -127,17 +118,17 @@ class Toy:
 
 
 @pytest.fixture
-def toy(tmp_path: Path, models: Models, rows: Rows, alone: Ranks) -> Toy:
+def toy(tmp_path, models, rows, alone):
     """See there."""
     return Toy(tmp_path, models, rows, alone)
 
 
 @pytest.fixture(scope="session")
-def trained(ranks: ForkedRanks, models: Models, rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(ranks, models, rows, tmp_path_factory):
     """Return `trained(**changes)`: the config of a finished training, one for all that tell the same."""
 
     @cache
-    def train(told: str) -> dict[str, Any]:
+    def train(told):
         work = tmp_path_factory.mktemp("trained") / "work"
         return ranks.train({**json.loads(told), "work_dir": str(work)})
 
@@ -145,14 +136,14 @@ def trained(ranks: ForkedRanks, models: Models, rows: Rows, tmp_path_factory: py
 
 
 @pytest.fixture(scope="package")
-def alone() -> Iterator[Ranks]:
+def alone():
     """This process as the only rank, until the tests of this folder are done: there can be one group in a process."""
     torch.set_num_threads(1)
     with join_ranks(config_for_one_rank()) as ranks:
         yield ranks
 
 
-def config_for_one_rank() -> Any:
+def config_for_one_rank():
     """Return the little of a config that joining the process group looks at."""
     return type("Config", (), {"world_size": 1, "device": "cpu", "oversubscribe": False})()
 
@@ -160,11 +151,11 @@ def config_for_one_rank() -> Any:
 class InterruptingEvents(EventStream):
     """The real event stream, which also raises a real signal right after a given step was said (0: the start)."""
 
-    def __init__(self, path: Path, *, signal_after_step: int | None) -> None:
+    def __init__(self, path, *, signal_after_step):
         super().__init__(path, rank=0)
         self._signal_after_step = signal_after_step
 
-    def send(self, event: str, **fields: Any) -> None:
+    def send(self, event, **fields):
         """Append the event, then raise SIGTERM if it is the step."""
         super().send(event, **fields)
         step = {"step": fields.get("step"), "segment_started": 0}.get(event)
@@ -173,7 +164,7 @@ class InterruptingEvents(EventStream):
 
 
 @pytest.fixture
-def signals_as_before() -> Iterator[None]:
+def signals_as_before():
     """Have what a training in this process does to signals undone."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
@@ -182,10 +173,10 @@ def signals_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
-def train_here(alone: Ranks, tmp_path: Path, signals_as_before: None) -> Launch:
+def train_here(alone, tmp_path, signals_as_before):
     """Return `train_here(config, stop_after_step=None)`: one launch in this process; returns its events."""
 
-    def launch(config: dict[str, Any], *, stop_after_step: int | None = None) -> list[dict[str, Any]]:
+    def launch(config, *, stop_after_step=None):
         work_dir = Path(config["work_dir"])
         stream = work_dir / "steps.jsonl"
         events = InterruptingEvents(stream, signal_after_step=stop_after_step)
@@ -195,14 +186,14 @@ def train_here(alone: Ranks, tmp_path: Path, signals_as_before: None) -> Launch:
     return launch
 
 
-def parsed(config: dict[str, Any], folder: Path) -> TrainingConfig:
+def parsed(config, folder):
     """Return the config as a training process reads it."""
     path = folder / "config.json"
     write_json(path, config)
     return read_config(path)
 
 
-def events_in(stream: Path) -> list[dict[str, Any]]:
+def events_in(stream):
     """Return the whole lines of an event stream or of a segment's steps.jsonl; [] where there is none yet."""
     if not stream.exists():
         return []
@@ -210,7 +201,7 @@ def events_in(stream: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def start_ranks(config: dict[str, Any]) -> subprocess.Popen[bytes]:
+def start_ranks(config):
     """Start a real torchrun with the config's number of ranks; its output goes to work_dir/output.log."""
     work_dir = Path(config["work_dir"])
     work_dir.mkdir(parents=True, exist_ok=True)
@@ -228,39 +219,36 @@ def start_ranks(config: dict[str, Any]) -> subprocess.Popen[bytes]:
         )
 
 
-def weights_at_end(config: dict[str, Any], segment: int = -1) -> dict[str, torch.Tensor]:
+def weights_at_end(config, segment=-1):
     """Return the weights of a finished segment, the last by default."""
     part = config["segments"][segment]
     name = f"{config['model_name']}_{part['range']}-epoch-{part['epoch']}.pt"
-    weights: dict[str, torch.Tensor] = torch.load(folder_of(config, segment) / name, weights_only=True)
-    return weights
+    return torch.load(folder_of(config, segment) / name, weights_only=True)
 
 
-def facts_of(config: dict[str, Any], segment: int = -1) -> dict[str, Any]:
+def facts_of(config, segment=-1):
     """Return the segment.json of a finished segment."""
-    facts: dict[str, Any] = json.loads((folder_of(config, segment) / "segment.json").read_bytes())
-    return facts
+    return json.loads((folder_of(config, segment) / "segment.json").read_bytes())
 
 
-def folder_of(config: dict[str, Any], segment: int = -1) -> Path:
+def folder_of(config, segment=-1):
     """Return the folder of a finished segment, the last by default."""
     return Path(config["work_dir"]) / "segments" / config["segments"][segment]["fingerprint"]
 
 
-def state_at_end(config: dict[str, Any]) -> dict[str, Any]:
+def state_at_end(config):
     """Return what the last segment keeps beside its weights."""
-    state: dict[str, Any] = torch.load(folder_of(config) / "state.pt", weights_only=True)
-    return state
+    return torch.load(folder_of(config) / "state.pt", weights_only=True)
 
 
-def steps_of(config: dict[str, Any]) -> list[dict[str, Any]]:
+def steps_of(config):
     """Return the lines of all steps of finished segments."""
     return [
         line for index in range(len(config["segments"])) for line in events_in(folder_of(config, index) / "steps.jsonl")
     ]
 
 
-def sha256_of(config: dict[str, Any]) -> str:
+def sha256_of(config):
     """Return one digest of the weights at the end."""
     digest = hashlib.sha256()
     for name, part in sorted(weights_at_end(config).items()):
@@ -268,19 +256,19 @@ def sha256_of(config: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def learned_rows(config: dict[str, Any], segment: int = -1) -> list[tuple[int, int]]:
+def learned_rows(config, segment=-1):
     """Return step and row of everything that a segment learned from, in order."""
     ledger = read_ledger(folder_of(config, segment))
     return sorted(zip(ledger["step"].tolist(), ledger["row_id"].tolist(), strict=True))
 
 
-def relative_l2(weights: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
+def relative_l2(weights, reference):
     """Return |weights - reference| / |reference| over all tensors."""
     distance = sum(((weights[name].double() - tensor.double()) ** 2).sum() for name, tensor in reference.items())
     size = sum((tensor.double() ** 2).sum() for tensor in reference.values())
     return float((distance / size) ** 0.5)
 
 
-def are_bitwise_equal(weights: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> bool:
+def are_bitwise_equal(weights, reference):
     """Return True if both have the same names and the same bits."""
     return weights.keys() == reference.keys() and all(torch.equal(weights[name], reference[name]) for name in weights)

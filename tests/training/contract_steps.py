@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,13 +14,13 @@ from training.step.snapshot import STATE, WEIGHTS
 NUM_STEPS = 3
 
 
-def main() -> int:
+def main():
     """Warm up, make steps, look at everything in between; rank 0 writes told.json and tensors.pt."""
     config = read_config(Path(sys.argv[-1]))
     torch.set_num_threads(1)
     with join_ranks(config) as ranks:
         strategy, plan, micro_batches = open_steps(config, ranks)
-        told: dict[str, Any] = {"start": strategy.digest()}
+        told = {"start": strategy.digest()}
         strategy.warm_up(micro_batches(1)[-1])
         told["warm"] = strategy.digest()
         results = []

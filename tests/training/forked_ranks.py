@@ -17,7 +17,6 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 from training.process.files import write_json
 
@@ -29,26 +28,19 @@ _SECONDS_FOR_THE_OTHERS = 10.0
 class ForkedRanks:
     """The process that forks; `close` ends it and all its ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             cwd=_PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
-    def launch(self, config: dict[str, Any], **options: Any) -> list[int]:
+    def launch(self, config, **options):
         """Run the config's number of ranks to their end; return their exit codes by rank. Options: see `start`."""
         self.start(config, **options)
         return self.wait()
 
-    def start(
-        self,
-        config: dict[str, Any],
-        *,
-        fault: str | None = None,
-        entry: str = "training.__main__",
-        ends_others: bool = False,
-    ) -> list[int]:
+    def start(self, config, *, fault=None, entry="training.__main__", ends_others=False):
         """Start the config's number of ranks, with a planned fault; return their process ids by rank.
 
         What a rank runs is the `main` of the module `entry`. With `ends_others`, the first rank that fails has the
@@ -63,33 +55,32 @@ class ForkedRanks:
         self._process.stdin.flush()
         return self._answer()
 
-    def wait(self) -> list[int]:
+    def wait(self):
         """Return the exit codes of the ranks that were started last, by rank, when all have ended."""
         return self._answer()
 
-    def _answer(self) -> list[int]:
+    def _answer(self):
         assert self._process.stdout is not None
-        numbers: list[int] = json.loads(self._process.stdout.readline())
-        return numbers
+        return json.loads(self._process.stdout.readline())
 
-    def train(self, config: dict[str, Any]) -> dict[str, Any]:
+    def train(self, config):
         """Train to the end; return the config. AssertionError with the ranks' last words if one fails."""
         assert self.launch(config) == [0] * config["world_size"], last_words(config)
         return config
 
-    def close(self) -> None:
+    def close(self):
         """End it."""
         self._process.kill()
         self._process.communicate()
 
 
-def last_words(config: dict[str, Any]) -> str:
+def last_words(config):
     """Return the end of what each rank of the last launch said."""
     logs = (Path(config["work_dir"]) / f"rank-{rank}.log" for rank in range(config["world_size"]))
     return "\n".join(log.read_text()[-2000:] for log in logs)
 
 
-def _serve() -> None:
+def _serve():
     # All that a rank imports, but nothing that starts a thread: no thread survives a fork.
     import torch.nn.parallel  # noqa: F401
     import transformers.models.llama.modeling_llama
@@ -121,12 +112,12 @@ def _serve() -> None:
         _say(_exit_codes(running, ends_others=ends_others))
 
 
-def _say(numbers: list[int]) -> None:
+def _say(numbers):
     sys.stdout.write(json.dumps(numbers) + "\n")
     sys.stdout.flush()
 
 
-def _start(work_dir: str, world_size: int, fault: str | None, entry: str) -> dict[int, int]:
+def _start(work_dir, world_size, fault, entry):
     """Fork the ranks; return them by process id."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
@@ -137,7 +128,7 @@ def _start(work_dir: str, world_size: int, fault: str | None, entry: str) -> dic
         "MASTER_PORT": str(port),
         **({} if fault is None else {"FAULT": fault}),
     }
-    running: dict[int, int] = {}
+    running = {}
     for rank in range(world_size):
         pid = os.fork()
         if pid == 0:
@@ -146,9 +137,9 @@ def _start(work_dir: str, world_size: int, fault: str | None, entry: str) -> dic
     return running
 
 
-def _exit_codes(running: dict[int, int], *, ends_others: bool) -> list[int]:
+def _exit_codes(running, *, ends_others):
     """Wait for all ranks; when one fails the others have some time to notice."""
-    codes: dict[int, int] = {}
+    codes = {}
     deadline = None
     while running:
         for pid in list(running):
@@ -168,7 +159,7 @@ def _exit_codes(running: dict[int, int], *, ends_others: bool) -> list[int]:
     return [codes[rank] for rank in sorted(codes)]
 
 
-def _be_rank(entry: str, work_dir: Path, environment: dict[str, str]) -> None:
+def _be_rank(entry, work_dir, environment):
     """Run the entry in this process, which is a fresh fork, and end it."""
     code = 1
     try:

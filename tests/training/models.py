@@ -1,9 +1,6 @@
 """Small models with random weights, each by what is particular to it."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,7 +12,7 @@ WINDOW = 6
 """Tokens to either side that every other layer of the ModernBERT sees."""
 
 
-def describe(kind: str, **changes: Any) -> Any:
+def describe(kind, **changes):
     """Return the config of an architecture of transformers."""
     import transformers
 
@@ -50,7 +47,7 @@ def describe(kind: str, **changes: Any) -> Any:
     return getattr(transformers, f"{name}Config")(**{**more, **changes})
 
 
-def build(kind: str, *, classifies: bool = False, **changes: Any) -> Any:
+def build(kind, *, classifies=False, **changes):
     """Return one of it, always with the same weights."""
     import transformers
 
@@ -60,19 +57,19 @@ def build(kind: str, *, classifies: bool = False, **changes: Any) -> Any:
         return auto.from_config(describe(kind, **changes))
 
 
-def _write(folder: Path, kind: str, **changes: Any) -> Path:
+def _write(folder, kind, **changes):
     model = build(kind, **changes)
     model.save_pretrained(folder)
     return with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type=kind)
 
 
-def _write_decoder(folder: Path) -> Path:
+def _write_decoder(folder):
     make_tiny_model(folder, tied=False)
     give_head(folder, ["a", "b", "c"])
     return folder
 
 
-_SPECIAL: dict[str, Callable[[Path], Path]] = {
+_SPECIAL = {
     "tiny": make_tiny_model,
     "deep": partial(make_tiny_model, num_layers=4),
     "untied": partial(make_tiny_model, num_layers=4, tied=False),
@@ -91,6 +88,6 @@ _SPECIAL: dict[str, Callable[[Path], Path]] = {
 }
 
 
-def write(kind: str, folder: Path) -> Path:
+def write(kind, folder):
     """Write a model into an empty folder, with its manifest; return the folder."""
     return _SPECIAL[kind](folder) if kind in _SPECIAL else _write(folder, kind)

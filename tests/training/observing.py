@@ -12,7 +12,7 @@ from training.process.distributed import join_ranks
 from training.process.files import write_json
 
 
-def main() -> int:
+def main():
     """Write observed-RANK.json to the work folder."""
     config = read_config(Path(sys.argv[-1]))
     torch.set_num_threads(1)

@@ -3,35 +3,31 @@
 import json
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tasks.equivalence.reference.update import OneProcess, Order, make_rank_order
+from tasks.equivalence.reference.update import OneProcess, make_rank_order
 from tasks.equivalence.replay import UpdateReplayer
-from tests.training.forked_ranks import ForkedRanks, last_words
-from training.config import TrainingConfig
+from tests.training.forked_ranks import last_words
 from training.process.files import write_json
 
 
-def check(config: dict[str, Any], *steps: int) -> dict[str, Any]:
+def check(config, *steps):
     """Return what the ranks are told, with these steps of every segment to be checked."""
     return {**config, "segments": [{**part, "checked_steps": list(steps)} for part in config["segments"]]}
 
 
-def train_checked(ranks: ForkedRanks, config: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+def train_checked(ranks, config, **options):
     """Train to the end as the stage does; return what was found of each update."""
     codes = launch_checked(ranks, config, **options)
     assert codes == [0] * config["world_size"], last_words(config)
     return list_checked(config)
 
 
-def launch_checked(
-    ranks: ForkedRanks, config: dict[str, Any], *, told: dict[str, Any] | None = None, **options: Any
-) -> list[int]:
+def launch_checked(ranks, config, *, told=None, **options):
     """Run the ranks to their end beside what replays their updates; return their exit codes.
 
     `told`: what the one process takes them to have been told, where that is something else.
@@ -40,7 +36,7 @@ def launch_checked(
     if told is not None:
         folder = folder.with_name("told")
         write_json(folder / "config.json", told)
-    codes: list[list[int]] = []
+    codes = []
     # What an earlier launch said is nothing that these ranks wait for.
     (Path(config["work_dir"]) / "steps.jsonl").unlink(missing_ok=True)
     ranks.start(config, **options)
@@ -51,7 +47,7 @@ def launch_checked(
     return codes[0]
 
 
-def follow(stream: Path, replayer: UpdateReplayer, waiting: threading.Thread) -> None:
+def follow(stream, replayer, waiting):
     """Hand every event of the stream on, until the thread has ended."""
     position = 0
     while waiting.is_alive():
@@ -62,14 +58,14 @@ def follow(stream: Path, replayer: UpdateReplayer, waiting: threading.Thread) ->
         time.sleep(0.01)
 
 
-def list_checked(config: dict[str, Any]) -> list[dict[str, Any]]:
+def list_checked(config):
     """Return what finished segments say of their updates."""
     folders = [Path(config["work_dir"]) / "segments" / part["fingerprint"] for part in config["segments"]]
     facts = [json.loads((folder / "segment.json").read_bytes()) for folder in folders]
     return [one for part in facts for one in part["checked_updates"]]
 
 
-def list_verdicts(updates: Sequence[dict[str, Any]]) -> list[tuple[str, str | None]]:
+def list_verdicts(updates):
     """Return verdict and problem of each."""
     return [(one["verdict"], one["problem"]) for one in updates]
 
@@ -83,17 +79,15 @@ class Ended(NamedTuple):
     """At its end."""
 
 
-def train_one_process(config: TrainingConfig, order: Order | None = None) -> Ended:
+def train_one_process(config, order=None):
     """Make all updates with the second computation's gradients and torch's optimizer."""
-    process, first = OneProcess(config), dict[str, Tensor]()
+    process, first = OneProcess(config), {}
     parameters = process.parameters
     groups = [
         {"params": [part for part in parameters.values() if (part.ndim > 1) is decays], "weight_decay": decay}
         for decays, decay in ((True, config.weight_decay), (False, 0.0))
     ]
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        groups, betas=(config.adam_beta1, config.adam_beta2), fused=True
-    )
+    optimizer = torch.optim.AdamW(groups, betas=(config.adam_beta1, config.adam_beta2), fused=True)
     if config.optimizer == "sgd":
         optimizer = torch.optim.SGD(groups, momentum=config.momentum)
     for number in range(1, process.num_steps + 1):

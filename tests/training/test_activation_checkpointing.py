@@ -2,23 +2,22 @@
 
 import torch
 
-from tests.training.conftest import Models
 from training.model.layers import recompute_layers
 from training.workloads import causal_lm
 
 
-def test_less_is_kept_for_the_backward_and_each_layer_runs_twice(models: Models) -> None:
+def test_less_is_kept_for_the_backward_and_each_layer_runs_twice(models):
     kept, runs = [], []
     for is_recomputed in (False, True):
         model = causal_lm.load_model(models("deep")).train()
         if is_recomputed:
             recompute_layers(model)
-        sizes: dict[int, int] = {}
-        calls: list[int] = []
+        sizes = {}
+        calls = []
         for layer in model.model.layers:
             layer.self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
 
-        def keep(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+        def keep(tensor, sizes=sizes):
             sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 

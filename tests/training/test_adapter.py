@@ -1,14 +1,10 @@
 """Low-rank factors trained beside a model's weights, which may wait in 4 bits: on real ranks, through checkpoints."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from tests.extras import skip_without
 from tests.training.conftest import (
-    Toy,
-    Trained,
     are_bitwise_equal,
     facts_of,
     folder_of,
@@ -17,7 +13,6 @@ from tests.training.conftest import (
     state_at_end,
     weights_at_end,
 )
-from tests.training.forked_ranks import ForkedRanks
 from tests.training.replays import check, list_verdicts, train_checked
 from training.model.adapter import adapt, round_base
 from training.process.failure import UnfitModelError
@@ -31,18 +26,17 @@ _CPU = torch.device("cpu")
 _LAYER = "model.layers.0.self_attn.q_proj"
 
 
-def _tell(base: str | None, **changes: Any) -> dict[str, Any]:
+def _tell(base, **changes):
     if base:
         skip_without("bitsandbytes")
     return {**_TOLD, "adapter": {**_LORA, "base": base}, **changes}
 
 
-def _factors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    factors: dict[str, torch.Tensor] = state_at_end(config)["adapter"]
-    return factors
+def _factors(config):
+    return state_at_end(config)["adapter"]
 
 
-def _load_base(toy: Toy, base: str | None) -> Any:
+def _load_base(toy, base):
     model = causal_lm.load_model(toy.models("tiny"))
     if base:
         round_base(model, base, device=_CPU)
@@ -51,9 +45,7 @@ def _load_base(toy: Toy, base: str | None) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", [None, "nf4"])
-def test_a_checkpoint_is_the_ordinary_model_with_the_loss_of_the_adapted_one(
-    base: str | None, trained: Trained, toy: Toy
-) -> None:
+def test_a_checkpoint_is_the_ordinary_model_with_the_loss_of_the_adapted_one(base, trained, toy):
     config, source = trained(**_tell(base)), causal_lm.open_slice(toy.rows("causal_lm")[0])
     (file,) = folder_of(config).glob("tiny_*.pt")
     merged, adapted = causal_lm.load_model(toy.models("tiny"), checkpoint=file), _load_base(toy, None)
@@ -94,8 +86,8 @@ def test_a_checkpoint_is_the_ordinary_model_with_the_loss_of_the_adapted_one(
     ids=str,
 )
 def test_two_ranks_exchange_factors_alone_go_on_to_the_same_bits_and_one_process_knows_factors_and_base(
-    base: str | None, changes: dict[str, Any], ranks: ForkedRanks, trained: Trained, toy: Toy
-) -> None:
+    base, changes, ranks, trained, toy
+):
     told = _tell(base, world_size=2, **changes)
     whole, stopped = toy.tell("whole", **told), toy.tell("stopped", **told)
     whole = check(whole, 1, 4)
@@ -111,7 +103,7 @@ def test_two_ranks_exchange_factors_alone_go_on_to_the_same_bits_and_one_process
     if not base:
         facts, num_bytes = facts_of(whole), sum(part.nbytes for part in _factors(whole).values())
         assert facts["traffic"]["all_reduce"]["num_bytes"] == num_bytes * facts["num_steps"]
-    wrong: dict[str, Any] = {"base": None} if base else {"alpha": 8.1}
+    wrong = {"base": None} if base else {"alpha": 8.1}
     again = check(toy.tell("again", **told), 4)
     other = {**again, "adapter": {**told["adapter"], **wrong}}
     (found,) = train_checked(ranks, again, told=other)
@@ -121,9 +113,7 @@ def test_two_ranks_exchange_factors_alone_go_on_to_the_same_bits_and_one_process
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "query"], ["lm_head"], ["embed_tokens"]], ids=str)
-def test_a_target_that_is_no_linear_layer_below_the_head_is_refused_with_those_that_are(
-    targets: list[str], toy: Toy
-) -> None:
+def test_a_target_that_is_no_linear_layer_below_the_head_is_refused_with_those_that_are(targets, toy):
     told = toy.read(model="untied", adapter={**_LORA, "targets": targets})
     with pytest.raises(UnfitModelError, match=f"got {targets[-1]}, .*allowed: down_proj, gate_proj, k_proj"):
         adapt(causal_lm.load_model(told.model_dir), told, device=_CPU)

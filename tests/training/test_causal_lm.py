@@ -1,12 +1,10 @@
 """The causal language model and its loss."""
 
-from pathlib import Path
-
 import torch
 
 from training.workloads.causal_lm import load_model
 
 
-def test_weights_are_fp32_even_where_the_folder_holds_bf16(tmp_path: Path, tiny_model: Path) -> None:
-    load_model(tiny_model).to(torch.bfloat16).save_pretrained(tmp_path / "bf16")  # type: ignore[operator]
+def test_weights_are_fp32_even_where_the_folder_holds_bf16(tmp_path, tiny_model):
+    load_model(tiny_model).to(torch.bfloat16).save_pretrained(tmp_path / "bf16")
     assert {part.dtype for part in load_model(tmp_path / "bf16").parameters()} == {torch.float32}

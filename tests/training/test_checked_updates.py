@@ -1,22 +1,21 @@
 """Updates of right ranks pass, of every architecture of the presets, dropout included; looking changes no training."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.training.conftest import Toy, are_bitwise_equal, facts_of, weights_at_end
-from tests.training.forked_ranks import ForkedRanks, last_words
+from tests.training.conftest import are_bitwise_equal, facts_of, weights_at_end
+from tests.training.forked_ranks import last_words
 from tests.training.replays import check, launch_checked, list_checked, list_verdicts, train_checked
 
 pytestmark = pytest.mark.slow
 
-_IMAGES: dict[str, Any] = {
+_IMAGES = {
     "workload": "image_classification", "optimizer": "sgd", "learning_rate": 0.01, "max_grad_norm": 5.0,
     "augment": "flip_shift",
 }  # fmt: skip
-_TEXTS: dict[str, Any] = {"workload": "sequence_classification"}
-ARCHITECTURES: dict[str, dict[str, Any]] = {
+_TEXTS = {"workload": "sequence_classification"}
+ARCHITECTURES = {
     "opt": {"model": "opt", "precision": "fp16"},
     "bloom": {"model": "bloom"},
     "llama": {"model": "llama", "precision": "bf16"},
@@ -30,14 +29,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changes", ARCHITECTURES.values(), ids=ARCHITECTURES)
-def test_updates_of_right_ranks_pass_whatever_is_trained(changes: dict[str, Any], ranks: ForkedRanks, toy: Toy) -> None:
+def test_updates_of_right_ranks_pass_whatever_is_trained(changes, ranks, toy):
     updates = train_checked(ranks, check(toy.tell(world_size=2, **changes), 1, 4))
     assert list_verdicts(updates) == [("passed", None)] * 2
     assert updates[0]["start_problem"] is None
     assert {"gradient", "loss", "norm", "rows"} <= updates[0]["compared"].keys()
 
 
-def test_checking_changes_no_bit_of_a_training_and_is_told_from_its_seconds(ranks: ForkedRanks, toy: Toy) -> None:
+def test_checking_changes_no_bit_of_a_training_and_is_told_from_its_seconds(ranks, toy):
     told = {"model": "dropout", "strategy": "ddp", "world_size": 2}
     plain, looked_at = toy.tell("plain", **told), check(toy.tell("checked", **told), 1, 2, 5, 6)
     ranks.train(plain)
@@ -50,7 +49,7 @@ def test_checking_changes_no_bit_of_a_training_and_is_told_from_its_seconds(rank
     assert not (Path(looked_at["work_dir"]) / "updates").exists()
 
 
-def test_optional_checks_are_made_as_long_as_they_take_little(ranks: ForkedRanks, toy: Toy) -> None:
+def test_optional_checks_are_made_as_long_as_they_take_little(ranks, toy):
     config = toy.tell(num_slices=2)
     first, second = config["segments"]
     first |= {"checked_steps": [1, 6], "optional_steps": [3]}
@@ -62,7 +61,7 @@ def test_optional_checks_are_made_as_long_as_they_take_little(ranks: ForkedRanks
     ]
 
 
-def test_stopped_or_killed_at_any_step_no_update_is_passed_over(ranks: ForkedRanks, toy: Toy) -> None:
+def test_stopped_or_killed_at_any_step_no_update_is_passed_over(ranks, toy):
     told = {"model": "dropout", "strategy": "ddp", "world_size": 2, "checkpoint_every_steps": 2}
     clean = train_checked(ranks, check(toy.tell("clean", **told), 1, 3, 4, 6))
     config = check(toy.tell("disturbed", **told), 1, 3, 4, 6)

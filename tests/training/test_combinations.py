@@ -35,7 +35,5 @@ from training.combinations import (
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_said_with_the_remedy(
-    asked: dict[str, tuple[str, str]], strategy: str, workload: str, problem: str | None
-) -> None:
+def test_what_does_not_go_together_is_said_with_the_remedy(asked, strategy, workload, problem):
     assert find_conflict(asked, strategy=strategy, workload=workload, of_cell="cells.one.") == problem

@@ -4,16 +4,14 @@ import pytest
 import torch._dynamo.utils
 
 from tests.tiny import make_tiny_model
-from tests.training.conftest import Launch, Toy, relative_l2, weights_at_end
+from tests.training.conftest import relative_l2, weights_at_end
 from training.process.failure import UnfitModelError
 from training.workloads import causal_lm
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_compiled_layers_train_the_same_weights(
-    backend: str, toy: Toy, train_here: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_layers_train_the_same_weights(backend, toy, train_here, monkeypatch):
     compile_layer = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda *of, **how: compile_layer(*of, **how, backend=backend))
     # As wide as a row is long: lengths must not be mistaken for it.
@@ -35,9 +33,7 @@ def test_compiled_layers_train_the_same_weights(
         ({"packing": True}, "document by document.*use one"),
     ],
 )
-def test_where_layers_cannot_be_compiled_it_is_refused(
-    changes: dict[str, bool], says: str, toy: Toy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_layers_cannot_be_compiled_it_is_refused(changes, says, toy, monkeypatch):
     monkeypatch.setenv("CXX", str(toy.folder / "none"))
     with pytest.raises(UnfitModelError, match=says):
         causal_lm.prepare(causal_lm.load_model(toy.models("tiny")), toy.read(compile=True, **changes))

@@ -1,8 +1,5 @@
 """What the ranks are told is read strictly."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests.tiny import make_config, make_slice
@@ -10,7 +7,7 @@ from tests.training.conftest import parsed
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> dict[str, Any]:
+def config(tmp_path):
     """A valid config as JSON."""
     return make_config(tmp_path / "work", tmp_path / "model", [make_slice(tmp_path / "slice")], learning_rate=1)
 
@@ -24,8 +21,6 @@ def config(tmp_path: Path) -> dict[str, Any]:
         ({"segments": [{"range": "0-1"}]}, r"segments\[0\].*slice_dir"),
     ],
 )
-def test_a_wrong_key_or_value_is_refused_by_name(
-    config: dict[str, Any], tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
+def test_a_wrong_key_or_value_is_refused_by_name(config, tmp_path, changes, words):
     with pytest.raises(ValueError, match=words):
         parsed({**config, **changes}, tmp_path)

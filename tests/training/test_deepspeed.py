@@ -4,21 +4,20 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from tests.extras import skip_without
-from tests.training.conftest import Toy, facts_of
+from tests.training.conftest import facts_of
 from training.process.files import write_json
 
 skip_without("deepspeed")
 
-STAGES: dict[str, dict[str, Any]] = {"2": {"stage": 2}, "3": {"stage": 3, "whole_below": 1000}}
+STAGES = {"2": {"stage": 2}, "3": {"stage": 3, "whole_below": 1000}}
 
 
 @pytest.mark.slow
-def test_it_trains_in_the_environment_that_the_other_cells_have(toy: Toy) -> None:
+def test_it_trains_in_the_environment_that_the_other_cells_have(toy):
     config = toy.tell(strategy="deepspeed", options=STAGES["2"])
     write_json(toy.folder / "config.json", config)
     # This process imported it, which told torch something.

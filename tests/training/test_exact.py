@@ -1,12 +1,9 @@
 """Exact mode: the same bits on any number of ranks, on ragged text; and how near the fast mode comes."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from tests.tiny import make_slice
-from tests.training.conftest import Trained, facts_of, sha256_of, steps_of, weights_at_end
+from tests.training.conftest import facts_of, sha256_of, steps_of, weights_at_end
 from training.strategies.ddp.step import split_into_parcels
 
 _NUM_ROWS = 197
@@ -15,7 +12,7 @@ _MAX_GRAD_NORM = 0.5
 
 
 @pytest.fixture(scope="module")
-def train(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+def train(trained, tmp_path_factory):
     """Return `train(world_size, **changes)`: 50 steps, with accumulation, clipping and a schedule."""
     slices = [make_slice(tmp_path_factory.mktemp("exact") / "slice", num_rows=_NUM_ROWS, max_len=64)]
     return lambda world_size, **changes: trained(
@@ -25,7 +22,7 @@ def train(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 
 @pytest.mark.slow
-def test_exact_weights_after_50_steps_are_the_same_bits_on_1_2_and_4_ranks(train: Trained) -> None:
+def test_exact_weights_after_50_steps_are_the_same_bits_on_1_2_and_4_ranks(train):
     configs = {world_size: train(world_size, exact=True) for world_size in (1, 2, 4)}
     assert len({sha256_of(config) for config in configs.values()}) == 1
     steps = steps_of(configs[1])
@@ -44,7 +41,7 @@ def test_exact_weights_after_50_steps_are_the_same_bits_on_1_2_and_4_ranks(train
     assert (alone["traffic"], alone["backend"]) == ({}, None)
 
 
-def _count_bytes(config: dict[str, Any]) -> int:
+def _count_bytes(config):
     weights = {tensor.data_ptr(): tensor for tensor in weights_at_end(config).values()}
     return sum(tensor.nbytes for tensor in weights.values())
 
@@ -55,11 +52,11 @@ def _count_bytes(config: dict[str, Any]) -> int:
     [{"precision": "bf16"}, {"packing": True, "workload": "sequence_classification", "model": "modernbert, mean"}],
     ids=str,
 )  # fmt: skip
-def test_exact_holds_in_16_bit_and_in_packs(changes: dict[str, Any], trained: Trained) -> None:
+def test_exact_holds_in_16_bit_and_in_packs(changes, trained):
     assert len({sha256_of(trained(world_size=size, exact=True, **changes)) for size in (1, 2)}) == 1
 
 
-def test_gradients_travel_in_parcels_of_32_mib_or_one_alone() -> None:
+def test_gradients_travel_in_parcels_of_32_mib_or_one_alone():
     mib = 2**20
     sizes = [8 * mib, 24 * mib, 1 * mib, 100 * mib, 2 * mib, 3 * mib]
     assert [sizes[part] for part in split_into_parcels(sizes)] == [sizes[:2], sizes[2:3], sizes[3:4], sizes[4:]]

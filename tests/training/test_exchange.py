@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.equivalence.reference.update import make_other_orders
-from tests.training.conftest import Toy, Trained, facts_of, parsed, relative_l2, weights_at_end
+from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
 from tests.training.replays import train_one_process
 
 _TWO = {"model": "large", "world_size": 2}
@@ -12,9 +12,7 @@ _TWO = {"model": "large", "world_size": 2}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hook", ["bf16", "fp16"])
-def test_half_the_bytes_are_sent_in_16_bit_as_one_process_that_rounds_so_computes_it(
-    hook: str, trained: Trained, toy: Toy
-) -> None:
+def test_half_the_bytes_are_sent_in_16_bit_as_one_process_that_rounds_so_computes_it(hook, trained, toy):
     plain, config = trained(**_TWO), trained(**_TWO, options={"gradient_hook": hook})
     whole = sum({part.data_ptr(): part.nbytes for part in weights_at_end(config).values()}.values())
     for one, num_bytes in ((plain, whole), (config, whole / 2)):

@@ -3,14 +3,12 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.training.conftest import Toy, Trained, are_bitwise_equal, weights_at_end
-from tests.training.forked_ranks import ForkedRanks, last_words
+from tests.training.conftest import are_bitwise_equal, weights_at_end
+from tests.training.forked_ranks import last_words
 from training.process.failure import EXIT_NO_RESOURCES
 
 _CHECKPOINT_BYTES = 82_000 * 4 * 3
@@ -18,7 +16,7 @@ _CHECKPOINT_BYTES = 82_000 * 4 * 3
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """A disk with room for two checkpoints and no third; skips where none can be mounted."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -31,15 +29,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def _partials(config: dict[str, Any]) -> list[str]:
+def _partials(config):
     folder = Path(config["work_dir"]) / "partial" / config["segments"][0]["fingerprint"]
     return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.slow
 def test_on_a_full_disk_all_ranks_end_with_needed_and_free_bytes_and_go_on_once_there_is_room(
-    small_disk: Path, toy: Toy, ranks: ForkedRanks, trained: Trained
-) -> None:
+    small_disk, toy, ranks, trained
+):
     # Where the log is on the full disk, too, a rank may find no room for its last word.
     config = toy.tell("disk/work", world_size=2, checkpoint_every_steps=1)
     (small_disk / "work").mkdir()

@@ -1,16 +1,12 @@
 """The held-out loss in mid-training: what it is, and that nothing else comes of it."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.tiny import make_slice
 from tests.training.conftest import (
-    Launch,
-    Toy,
-    Trained,
     are_bitwise_equal,
     facts_of,
     folder_of,
@@ -23,20 +19,20 @@ from training.workloads.causal_lm import load_model, loss_sum
 
 
 @pytest.fixture(scope="module")
-def looking(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def looking(tmp_path_factory):
     """Looks at rows of other lengths, of which ranks and micro-batches have unequal shares."""
     folder = make_slice(tmp_path_factory.mktemp("heldout") / "72-83", num_rows=11, first_row=72, seed=7)
     return {"eval_every_steps": 4, "heldout_dir": str(folder), "heldout_digest": "rows"}
 
 
-def _points(config: dict[str, Any]) -> dict[int, float]:
+def _points(config):
     """Return step -> held-out loss, of the finished segments' own records."""
     lines = [line for line in steps_of(config) if "heldout_loss" in line]
     assert {line["heldout_rows"] for line in lines} == {"rows"}
     return {line["step"]: line["heldout_loss"] for line in lines}
 
 
-def _compute_loss(config: dict[str, Any], segment: int) -> float:
+def _compute_loss(config, segment):
     """Return the mean loss of all held-out labels with a segment's weights, one row at a time."""
     (weights,) = folder_of(config, segment).glob("tiny_*.pt")
     model, source = (
@@ -49,9 +45,7 @@ def _compute_loss(config: dict[str, Any], segment: int) -> float:
     return sum(sums) / sum(row.num_targets for row in rows)
 
 
-def test_the_held_out_loss_is_that_of_the_weights_after_the_step_without_dropout(
-    toy: Toy, looking: dict[str, Any], train_here: Launch, trained: Trained
-) -> None:
+def test_the_held_out_loss_is_that_of_the_weights_after_the_step_without_dropout(toy, looking, train_here, trained):
     # Step 6 is the last of the first segment, whose weights are on disk.
     told = {"model": "dropout", "num_slices": 2}
     config = toy.tell(**told, **{**looking, "eval_every_steps": 3})
@@ -80,9 +74,7 @@ def test_the_held_out_loss_is_that_of_the_weights_after_the_step_without_dropout
     ],
     ids=str,
 )
-def test_looking_at_held_out_rows_changes_neither_weights_nor_traffic(
-    changes: dict[str, Any], looking: dict[str, Any], trained: Trained
-) -> None:
+def test_looking_at_held_out_rows_changes_neither_weights_nor_traffic(changes, looking, trained):
     told = {"world_size": 2, "num_slices": 2, **changes}
     without, config = trained(**told), trained(**told, **looking)
     assert are_bitwise_equal(weights_at_end(config), weights_at_end(without))

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,24 +11,23 @@ from safetensors.torch import save_model
 from tasks.data.sources import image_models
 from tasks.equivalence.reference import image_classification as reference
 from tests.images import CLASS_NAMES, make_image_slice
-from tests.training.conftest import Toy
 from training.data.augmentation import Augmentation
 from training.process.failure import BadCheckpointError
 from training.workloads import image_classification as workload
-from training.workloads.image_classification import ImageRows, open_images
+from training.workloads.image_classification import open_images
 
 
 @pytest.fixture(scope="module")
-def slice_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def slice_dir(tmp_path_factory):
     """45 images of 16 x 16 pixels: 6 steps of 8, the last of 5; row ids from 100."""
     return make_image_slice(tmp_path_factory.mktemp("images") / "100-145", num_rows=45, size=16, first_row=100)
 
 
-def drawn(rows: ImageRows, *, seed: int = 1, epoch: int = 1, kind: str = "flip_shift") -> ImageRows:
+def drawn(rows, *, seed=1, epoch=1, kind="flip_shift"):
     return dataclasses.replace(rows, augmentation=Augmentation(kind=kind, seed=seed, epoch=epoch))
 
 
-def test_what_becomes_of_an_image_depends_on_seed_epoch_and_row_alone(slice_dir: Path) -> None:
+def test_what_becomes_of_an_image_depends_on_seed_epoch_and_row_alone(slice_dir):
     rows = open_images(slice_dir)
     together = drawn(rows).collate(range(45), seq_len=2).input_ids
     in_another_place = drawn(rows).collate([44, 7, 3], seq_len=2).input_ids
@@ -40,7 +37,7 @@ def test_what_becomes_of_an_image_depends_on_seed_epoch_and_row_alone(slice_dir:
         assert sum(not torch.equal(one, two) for one, two in zip(changed, together, strict=True)) > 35
 
 
-def test_every_other_image_is_mirrored_and_shifts_reach_an_eighth_of_the_side() -> None:
+def test_every_other_image_is_mirrored_and_shifts_reach_an_eighth_of_the_side():
     found = np.array(Augmentation(kind="flip_shift", seed=3, epoch=1).sample_transforms(range(4000), size=32))
     assert 0.46 < found[:, 0].mean() < 0.54
     for shift in (found[:, 1], found[:, 2]):
@@ -49,7 +46,7 @@ def test_every_other_image_is_mirrored_and_shifts_reach_an_eighth_of_the_side() 
     assert flipped == [(bool(one), 0, 0) for one in found[:50, 0]]
 
 
-def test_an_image_is_mirrored_then_shifted_and_what_moves_in_is_black(slice_dir: Path) -> None:
+def test_an_image_is_mirrored_then_shifted_and_what_moves_in_is_black(slice_dir):
     rows = open_images(slice_dir)
     augmentation = Augmentation(kind="flip_shift", seed=1, epoch=1)
     seen = drawn(rows).collate(range(45), seq_len=2).input_ids.numpy()
@@ -66,7 +63,7 @@ def test_an_image_is_mirrored_then_shifted_and_what_moves_in_is_black(slice_dir:
             assert np.array_equal(seen[0][:, y, x], wanted)
 
 
-def test_loss_and_both_accuracies_are_those_counted_by_hand(slice_dir: Path, tmp_path: Path) -> None:
+def test_loss_and_both_accuracies_are_those_counted_by_hand(slice_dir, tmp_path):
     image_models.write_image_network(tmp_path, "resnet18", [*"abcdefgh"])
     model = workload.load_model(tmp_path).eval()
     batch = dataclasses.replace(open_images(slice_dir).collate(range(45), seq_len=2), labels=torch.arange(45) % 8)
@@ -89,9 +86,7 @@ _VIT = {"model_type": "vit", "image_size": 16, "class_names": CLASS_NAMES, **TIN
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit-b-16"])
-def test_the_other_built_in_networks_have_the_loss_of_the_reference(
-    name: str, slice_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_other_built_in_networks_have_the_loss_of_the_reference(name, slice_dir, tmp_path, monkeypatch):
     monkeypatch.setitem(image_models.CONFIGS, "vit-b-16", {**image_models.CONFIGS["vit-b-16"], **TINY_VIT})
     image_models.write_image_network(tmp_path, name, CLASS_NAMES, image_size=16)
     model, batch = workload.load_model(tmp_path), open_images(slice_dir).collate(range(6), seq_len=2)
@@ -115,7 +110,7 @@ def test_the_other_built_in_networks_have_the_loss_of_the_reference(
     ],
     ids=lambda one: str(list(one.items())[-1]),
 )  # fmt: skip
-def test_a_network_that_cannot_be_built_is_refused(changed: dict[str, Any], toy: Toy) -> None:
+def test_a_network_that_cannot_be_built_is_refused(changed, toy):
     config = json.loads((toy.models("resnet18") / "config.json").read_text())
     with pytest.raises(BadCheckpointError, match=r"config\.json: got .*; allowed: "):
         workload.build_network({**config, **changed})

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from tests.training.conftest import Toy
 from training.workloads import instruction as workload
 
 
-def test_packed_or_padded_the_loss_is_that_of_the_responses_by_hand(toy: Toy) -> None:
+def test_packed_or_padded_the_loss_is_that_of_the_responses_by_hand(toy):
     told = toy.read(workload="instruction", packing=True)
     model, rows = workload.load_model(told.model_dir).eval(), workload.open_slice(told.segments[0].slice_dir)
     assert rows.num_given is not None

@@ -4,9 +4,7 @@ import json
 import logging
 import platform
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +13,6 @@ import torch
 from tests.ledgers import read_ledger
 from tests.tiny import make_tiny_model
 from tests.training.conftest import (
-    Launch,
-    Toy,
-    Trained,
     are_bitwise_equal,
     events_in,
     facts_of,
@@ -32,33 +27,33 @@ from training.process.files import digest_json
 
 
 @pytest.fixture
-def clean(trained: Trained) -> dict[str, Any]:
+def clean(trained):
     """An undisturbed run: both slices, once."""
     return trained(num_slices=2)
 
 
 @pytest.fixture
-def config(toy: Toy) -> dict[str, Any]:
+def config(toy):
     """The same, to be run here."""
     return toy.tell(num_slices=2, checkpoint_every_steps=2)
 
 
-def _kinds(events: list[dict[str, Any]]) -> list[str]:
+def _kinds(events):
     others = ("step", "launch_started", "launch_finished", "checkpoint_saved")
     return [event["event"] for event in events if event["event"] not in others]
 
 
-def _partials(config: dict[str, Any]) -> list[Path]:
+def _partials(config):
     return sorted((Path(config["work_dir"]) / "partial" / config["segments"][0]["fingerprint"]).glob("*"))
 
 
-def _flip_a_bit(file: Path) -> None:
+def _flip_a_bit(file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 4
     file.write_bytes(content)
 
 
-def _assert_equals(config: dict[str, Any], clean: dict[str, Any]) -> None:
+def _assert_equals(config, clean):
     """Hold a disturbed run against the undisturbed one: bits, steps, ledger, totals."""
     same = ("segment_step", "step", "loss", "num_tokens")
     ours, theirs = ([[line[key] for key in same] for line in steps_of(each)] for each in (config, clean))
@@ -71,9 +66,7 @@ def _assert_equals(config: dict[str, Any], clean: dict[str, Any]) -> None:
         assert [facts_of(config, index)[key] for key in totals] == [facts_of(clean, index)[key] for key in totals]
 
 
-def test_a_run_streams_what_it_does_and_its_totals_are_the_sums_of_its_steps(
-    toy: Toy, slices: list[Path], train_here: Launch
-) -> None:
+def test_a_run_streams_what_it_does_and_its_totals_are_the_sums_of_its_steps(toy, slices, train_here):
     config = toy.tell(num_slices=2, log_every_steps=4)
     events = train_here(config)
     assert _kinds(events) == ["segment_started", "segment_finished"] * 2
@@ -98,8 +91,8 @@ def test_a_run_streams_what_it_does_and_its_totals_are_the_sums_of_its_steps(
 
 
 def test_one_more_epoch_or_range_reuses_the_finished_segments_and_what_a_crash_left_is_removed(
-    toy: Toy, trained: Trained, train_here: Launch
-) -> None:
+    toy, trained, train_here
+):
     config = toy.tell()
     left = Path(config["work_dir"]) / "segments" / f"{config['segments'][0]['fingerprint']}.tmp-1234"
     left.mkdir(parents=True)
@@ -113,9 +106,7 @@ def test_one_more_epoch_or_range_reuses_the_finished_segments_and_what_a_crash_l
 
 
 @pytest.mark.parametrize("keep", ["epochs", "last"])
-def test_what_is_not_kept_of_a_finished_segment_trains_nothing_again_and_changes_no_bit(
-    keep: str, toy: Toy, train_here: Launch, clean: dict[str, Any]
-) -> None:
+def test_what_is_not_kept_of_a_finished_segment_trains_nothing_again_and_changes_no_bit(keep, toy, train_here, clean):
     config = toy.tell(num_slices=2, keep=keep)
     train_here(config)
     left = [{file.name for file in folder_of(config, index).glob("*.pt")} for index in range(2)]
@@ -130,8 +121,8 @@ def test_what_is_not_kept_of_a_finished_segment_trains_nothing_again_and_changes
 
 @pytest.mark.parametrize(("step", "log_every_steps"), [(0, 1000), (4, 1), (6, 1), (8, 1)])
 def test_a_run_stopped_at_any_step_ends_long_before_a_log_point_and_resumes_to_the_same_bits(
-    step: int, log_every_steps: int, toy: Toy, train_here: Launch, clean: dict[str, Any]
-) -> None:
+    step, log_every_steps, toy, train_here, clean
+):
     config = toy.tell(num_slices=2, log_every_steps=log_every_steps)
     stopped_at = max(step, 1)
     with pytest.raises(StoppedError, match=f"before step {stopped_at + 1}") as caught:
@@ -155,13 +146,7 @@ def test_a_run_stopped_at_any_step_ends_long_before_a_log_point_and_resumes_to_t
     ],
     ids=["bit", "receipt", "receipt bit"],
 )
-def test_a_broken_checkpoint_is_never_used_and_the_one_before_it_is(
-    damage: Callable[[Path], None],
-    config: dict[str, Any],
-    train_here: Launch,
-    clean: dict[str, Any],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_broken_checkpoint_is_never_used_and_the_one_before_it_is(damage, config, train_here, clean, caplog):
     with pytest.raises(StoppedError):
         train_here(config, stop_after_step=5)
     older, newest = _partials(config)
@@ -179,9 +164,7 @@ def test_a_broken_checkpoint_is_never_used_and_the_one_before_it_is(
     _assert_equals(config, clean)
 
 
-def test_a_broken_segment_is_trained_anew_from_its_predecessor_and_its_successor_stays(
-    config: dict[str, Any], train_here: Launch, clean: dict[str, Any]
-) -> None:
+def test_a_broken_segment_is_trained_anew_from_its_predecessor_and_its_successor_stays(config, train_here, clean):
     train_here(config)
     _flip_a_bit(folder_of(config, 0) / "tiny_0-45-epoch-1.pt")
     events = train_here(config)
@@ -191,9 +174,7 @@ def test_a_broken_segment_is_trained_anew_from_its_predecessor_and_its_successor
     _assert_equals(config, clean)
 
 
-def test_a_segment_that_began_from_other_weights_than_its_predecessors_end_is_not_reused(
-    toy: Toy, config: dict[str, Any], train_here: Launch
-) -> None:
+def test_a_segment_that_began_from_other_weights_than_its_predecessors_end_is_not_reused(toy, config, train_here):
     train_here(config)
     other = toy.tell("other", model=make_tiny_model(toy.folder / "model", seed=5), learning_rate=1e-3)
     other["segments"][0]["fingerprint"] = config["segments"][0]["fingerprint"]
@@ -208,8 +189,8 @@ def test_a_segment_that_began_from_other_weights_than_its_predecessors_end_is_no
 
 
 def test_a_checkpoint_of_other_versions_is_taken_up_with_a_warning_that_stays_in_the_segment(
-    config: dict[str, Any], train_here: Launch, caplog: pytest.LogCaptureFixture
-) -> None:
+    config, train_here, caplog
+):
     with pytest.raises(StoppedError):
         train_here(config, stop_after_step=2)
     (partial,) = _partials(config)
@@ -225,7 +206,7 @@ def test_a_checkpoint_of_other_versions_is_taken_up_with_a_warning_that_stays_in
     assert sorted(facts_of(config, 1)["version_drift"]) == [numpy, its_torch]
 
 
-def _change_versions(folder: Path, **versions: str) -> None:
+def _change_versions(folder, **versions):
     receipt = json.loads((folder / "receipt.json").read_bytes()) | {"versions": versions}
     receipt.pop("digest")
     text = json.dumps(receipt | {"digest": digest_json(receipt)}, indent=2) + "\n"

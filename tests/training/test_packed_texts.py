@@ -1,20 +1,17 @@
 """Texts that are classified, several in one sequence: each has the class scores that it has alone, and its gradient."""
 
-from typing import Any
-
 import pytest
 import torch
 
-from tests.training.conftest import Toy, relative_l2
+from tests.training.conftest import relative_l2
 from tests.training.models import build
-from training.data.batches import MicroBatch
 from training.process.failure import UnfitModelError
 from training.workloads import sequence_classification as workload
 
 _TOLD = {"workload": "sequence_classification", "packing": True}
 
 
-def _load(kind: str, toy: Toy, *, packs: bool) -> Any:
+def _load(kind, toy, *, packs):
     """Return a model as it comes, or prepared for packs."""
     told = toy.read(model=kind, **_TOLD)
     model = workload.load_model(told.model_dir).eval()
@@ -24,14 +21,14 @@ def _load(kind: str, toy: Toy, *, packs: bool) -> Any:
     return model
 
 
-def _gradients(model: torch.nn.Module, parts: list[MicroBatch]) -> tuple[float, dict[str, torch.Tensor]]:
+def _gradients(model, parts):
     loss = torch.stack([workload.loss_sum(model, part) for part in parts]).sum()
     loss.backward()
     return float(loss.detach()), {name: part.grad for name, part in model.named_parameters() if part.grad is not None}
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert, first token", "modernbert, mean", "decoder that classifies"])
-def test_each_text_has_the_scores_and_the_gradient_that_it_has_alone(kind: str, toy: Toy) -> None:
+def test_each_text_has_the_scores_and_the_gradient_that_it_has_alone(kind, toy):
     plain, packing = (_load(kind, toy, packs=packs) for packs in (False, True))
     source = workload.open_slice(toy.rows("sequence_classification")[0])
     # One length several times in a row, as long as a row may be, and others.
@@ -49,7 +46,7 @@ def test_each_text_has_the_scores_and_the_gradient_that_it_has_alone(kind: str, 
 
 
 @pytest.mark.parametrize("kind", ["roberta", "bart", "gemma2"])
-def test_a_model_that_cannot_keep_texts_apart_or_caps_its_scores_is_refused(kind: str, toy: Toy) -> None:
+def test_a_model_that_cannot_keep_texts_apart_or_caps_its_scores_is_refused(kind, toy):
     model, told = build(kind, classifies=True), toy.read(model="bert", **_TOLD)
     assert not workload.can_pack(model, told)
     with pytest.raises(UnfitModelError, match=r"cannot: .* use packing: false"):

@@ -2,8 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +11,16 @@ from hypothesis import strategies as st
 
 from tests.tiny import make_tiny_model, write_slice
 from tests.training.conftest import (
-    Toy,
     relative_l2,
 )
 from tests.training.models import build
-from training.data.batches import MicroBatch, open_slice
+from training.data.batches import open_slice
 from training.data.plan import plan_segment
 from training.process.failure import UnfitModelError
 from training.workloads import causal_lm
 
 
-def test_rows_follow_one_another_and_each_counts_from_0(tmp_path: Path) -> None:
+def test_rows_follow_one_another_and_each_counts_from_0(tmp_path):
     source = open_slice(write_slice(tmp_path, [[5, 6, 7], [9], [1, 2]], first_row=20))
     packed = source.collate([0, 2, 1], seq_len=16, is_packed=True)
     assert packed.input_ids.tolist() == [[5, 6, 7, 1, 2, 9, 0, 0]]
@@ -46,9 +43,7 @@ def test_rows_follow_one_another_and_each_counts_from_0(tmp_path: Path) -> None:
     micro_batch_size=st.integers(1, 6),
     num_parts=st.integers(1, 5),
 )
-def test_packs_hold_every_row_once_are_as_many_as_without_and_nearly_equal(
-    lengths: list[int], micro_batch_size: int, num_parts: int
-) -> None:
+def test_packs_hold_every_row_once_are_as_many_as_without_and_nearly_equal(lengths, micro_batch_size, num_parts):
     sizes = np.array(lengths)
     plans = [
         plan_segment(
@@ -68,7 +63,7 @@ def test_packs_hold_every_row_once_are_as_many_as_without_and_nearly_equal(
         assert tokens[0] - tokens[-1] <= max(int(sizes.max()), 1), "one row more or less at most"
 
 
-def _gradients(model: torch.nn.Module, parts: list[MicroBatch]) -> tuple[float, dict[str, torch.Tensor]]:
+def _gradients(model, parts):
     model.zero_grad()
     loss = torch.stack([causal_lm.loss_sum(model, part) for part in parts]).sum()
     loss.backward()
@@ -76,14 +71,14 @@ def _gradients(model: torch.nn.Module, parts: list[MicroBatch]) -> tuple[float, 
 
 
 @pytest.mark.parametrize("kind", ["tiny", "untied", "llama", "opt, far apart"])
-def test_each_row_has_the_loss_and_the_gradient_that_it_has_alone(kind: str, toy: Toy) -> None:
+def test_each_row_has_the_loss_and_the_gradient_that_it_has_alone(kind, toy):
     told = toy.read(model=kind, packing=True)
     model, source = causal_lm.load_model(told.model_dir).eval(), open_slice(told.segments[0].slice_dir)
     causal_lm.prepare(model, told)
     for row in range(12):
         # The row's own loss: all others in the sequence have no label.
         packed = source.collate([3, row, 5], seq_len=32, is_packed=True)
-        start, end = packed.documents.boundaries[1:3].tolist()  # type: ignore[union-attr]
+        start, end = packed.documents.boundaries[1:3].tolist()
         mine = packed.label_places[(packed.label_places >= start) & (packed.label_places < end)]
         with torch.no_grad():
             alone = causal_lm.loss_sum(model, source.collate([row], seq_len=32))
@@ -100,8 +95,8 @@ def test_each_row_has_the_loss_and_the_gradient_that_it_has_alone(kind: str, toy
     [(32, {"document_boundaries", "longest_document", "takes_groups"}), (48, {"document_lengths"})],
 )
 def test_heads_that_the_kernel_for_all_documents_refuses_are_attended_to_one_document_after_the_other(
-    hidden_size: int, keys: set[str], slices: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hidden_size, keys, slices, tmp_path, monkeypatch
+):
     # As on a GPU.
     monkeypatch.setattr(causal_lm, "has_varlen_kernel", lambda device, *, is_16_bit: True)
     packed = open_slice(slices[0]).collate(range(4), seq_len=32, is_packed=True)
@@ -123,9 +118,7 @@ def test_heads_that_the_kernel_for_all_documents_refuses_are_attended_to_one_doc
         ("gemma2", {}, r"Gemma2\w+ cannot: .* use packing: false"),
     ],
 )
-def test_a_model_that_cannot_keep_rows_apart_is_refused(
-    kind: str, changes: dict[str, Any], says: str, toy: Toy
-) -> None:
+def test_a_model_that_cannot_keep_rows_apart_is_refused(kind, changes, says, toy):
     with pytest.raises(UnfitModelError, match=says) as caught:
         causal_lm.prepare(build(kind, **changes), toy.read(packing=True))
     assert ("\n" in str(caught.value), caught.value.exit_code) == (False, 2)

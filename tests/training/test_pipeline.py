@@ -1,10 +1,8 @@
 """The strategy pipeline: how a model is cut, and any number of stages to the same bits."""
 
-from typing import Any
-
 import pytest
 
-from tests.training.conftest import Trained, are_bitwise_equal, weights_at_end
+from tests.training.conftest import are_bitwise_equal, weights_at_end
 from training.strategies.pipeline.split import balance
 
 _NOT_CLIPPED = 1e9
@@ -19,9 +17,7 @@ _NOT_CLIPPED = 1e9
         ([1, 2, 3], 3, {"before": 9, "after": 9}, [0, 1, 2]),
     ],
 )
-def test_stages_are_cut_so_that_the_costliest_is_as_cheap_as_can_be(
-    costs: list[int], num_stages: int, more: dict[str, int], first_layers: list[int]
-) -> None:
+def test_stages_are_cut_so_that_the_costliest_is_as_cheap_as_can_be(costs, num_stages, more, first_layers):
     ends = [*first_layers[1:], len(costs)]
     assert balance(costs, num_stages, **more) == [*map(range, first_layers, ends)]
 
@@ -38,9 +34,7 @@ def test_stages_are_cut_so_that_the_costliest_is_as_cheap_as_can_be(
     ],
     ids=str,
 )
-def test_without_ties_any_number_of_stages_and_any_schedule_gives_the_bits_of_one_process(
-    model: str, spread: dict[str, Any], trained: Trained
-) -> None:
+def test_without_ties_any_number_of_stages_and_any_schedule_gives_the_bits_of_one_process(model, spread, trained):
     same = {"model": model, "max_grad_norm": _NOT_CLIPPED}
     one, config = trained(**same), trained(**same, **spread, strategy="pipeline")
     assert are_bitwise_equal(weights_at_end(config), weights_at_end(one))

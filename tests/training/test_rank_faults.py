@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.training.conftest import Toy
-from tests.training.forked_ranks import ForkedRanks, last_words
+from tests.training.forked_ranks import last_words
 from training.process.failure import FAILURES, read_failures
 
 
@@ -19,8 +18,8 @@ from training.process.failure import FAILURES, read_failures
     ],
 )
 def test_numbers_that_are_not_finite_on_one_rank_stop_all_at_that_step_with_its_name(
-    fault: str, log_every_steps: int, says: str, exact: bool, ranks: ForkedRanks, toy: Toy
-) -> None:
+    fault, log_every_steps, says, exact, ranks, toy
+):
     config = toy.tell(world_size=2, exact=exact, log_every_steps=log_every_steps, checkpoint_every_steps=1)
     assert ranks.launch(config, fault=f"rank=1,step=4,{fault}") == [5, 5], last_words(config)
     failures = read_failures(toy.folder / "work" / FAILURES)

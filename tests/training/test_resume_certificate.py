@@ -3,14 +3,11 @@
 import itertools
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.tiny import make_slice
 from tests.training.conftest import (
-    Toy,
-    Trained,
     are_bitwise_equal,
     events_in,
     facts_of,
@@ -18,7 +15,7 @@ from tests.training.conftest import (
     steps_of,
     weights_at_end,
 )
-from tests.training.forked_ranks import ForkedRanks, last_words
+from tests.training.forked_ranks import last_words
 
 _STEPS_PER_EPOCH = 6
 _NUM_ROWS = 46
@@ -26,7 +23,7 @@ _NUM_ROWS = 46
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told(tmp_path_factory):
     """A model with dropout, and a ragged slice."""
     slices = [make_slice(tmp_path_factory.mktemp("certificate") / "slice", num_rows=_NUM_ROWS)]
     return {"model": "dropout", "slices": slices, "epochs": 2, "micro_batch_size": 1, "strategy": "ddp"}
@@ -38,14 +35,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     [([2], {"checkpoint_every_steps": 3}), ([1, 2, 4], {"checkpoint_every_steps": 1, "exact": True})],
     ids=["two ranks", "1, 2 and 4 ranks in turn, exactly"],
 )
-def test_killed_after_any_step_a_run_resumes_to_the_same_bits(
-    world_sizes: list[int],
-    changes: dict[str, Any],
-    told: dict[str, Any],
-    toy: Toy,
-    trained: Trained,
-    ranks: ForkedRanks,
-) -> None:
+def test_killed_after_any_step_a_run_resumes_to_the_same_bits(world_sizes, changes, told, toy, trained, ranks):
     clean = trained(**told, world_size=world_sizes[0], exact=changes.get("exact", False))
     config, sizes = toy.tell(**told, **changes, world_size=world_sizes[0]), itertools.cycle(world_sizes)
     lost = []

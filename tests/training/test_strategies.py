@@ -2,8 +2,6 @@
 
 import dataclasses
 import gc
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
-from tests.training.conftest import Launch, Toy, relative_l2, weights_at_end
+from tests.training.conftest import relative_l2, weights_at_end
 from training.data.batches import open_slice
 from training.data.plan import plan_segment
 from training.process.heartbeat import StepSection
@@ -20,7 +18,7 @@ from training.step.schedule import compute_learning_rate
 from training.workloads.causal_lm import load_model
 
 
-def test_trained_weights_equal_a_training_by_hand_row_by_row(toy: Toy, train_here: Launch) -> None:
+def test_trained_weights_equal_a_training_by_hand_row_by_row(toy, train_here):
     config = toy.tell()
     lines = [event for event in train_here(config) if event["event"] == "step"]
     assert len(lines) == 6
@@ -57,9 +55,9 @@ def test_trained_weights_equal_a_training_by_hand_row_by_row(toy: Toy, train_her
     {"strategy": "ddp", "exact": True}, {"optimizer": "sgd", "momentum": 0.0}, {"global_batch_size": 2},
 ], ids=str)  # fmt: skip
 @pytest.mark.usefixtures("nothing_older")
-def test_warming_up_has_in_memory_what_a_step_has_and_no_more(toy: Toy, changes: dict[str, Any]) -> None:
+def test_warming_up_has_in_memory_what_a_step_has_and_no_more(toy, changes):
     strategy, (parts, num_targets) = toy.build(**changes), toy.take(**changes)
-    held: list[int] = []
+    held = []
     # When a backward begins there is most in memory: all of the forward's, and whatever else a step needs.
     strategy.replica.on_section = lambda section: (
         held.append(_count_bytes()) if section is StepSection.BACKWARD else None
@@ -78,7 +76,7 @@ def test_warming_up_has_in_memory_what_a_step_has_and_no_more(toy: Toy, changes:
 
 
 @pytest.fixture
-def nothing_older() -> Iterator[None]:
+def nothing_older():
     """Have Python's collector know what comes from here on alone: all that other tests left is much to look through."""
     gc.collect()
     gc.freeze()
@@ -86,7 +84,7 @@ def nothing_older() -> Iterator[None]:
     gc.unfreeze()
 
 
-def _count_bytes() -> int:
+def _count_bytes():
     """Return the bytes of all tensors that Python knows: gradients too, but no bucket that no gradient lies in."""
     gc.collect()
     known = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
@@ -96,7 +94,7 @@ def _count_bytes() -> int:
     return sum({one.data_ptr(): one.nbytes() for one in memory}.values())
 
 
-def test_an_fp16_step_that_overflows_is_skipped_and_the_scale_halved(toy: Toy) -> None:
+def test_an_fp16_step_that_overflows_is_skipped_and_the_scale_halved(toy):
     strategy, (parts, num_targets) = toy.build(precision="fp16"), toy.take()
     strategy.train_step(parts, num_targets=num_targets, learning_rate=1e-3)
     *_, (_, state) = strategy.snapshot()

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +11,6 @@ import torch
 from tests.extras import skip_without
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import (
-    Toy,
-    Trained,
     are_bitwise_equal,
     facts_of,
     folder_of,
@@ -21,7 +18,7 @@ from tests.training.conftest import (
     relative_l2,
     weights_at_end,
 )
-from tests.training.forked_ranks import ForkedRanks, last_words
+from tests.training.forked_ranks import last_words
 from tests.training.replays import check, list_verdicts, train_checked
 from training import combinations
 from training.model.weights import load_weights
@@ -45,13 +42,12 @@ class Cell(NamedTuple):
     changes: dict[str, Any]
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self):
         """Of the strategy."""
-        options: dict[str, Any] = self.changes.get("options", {})
-        return options
+        return self.changes.get("options", {})
 
     @property
-    def alone(self) -> "Cell":
+    def alone(self):
         """The same work on one plain process."""
         return Cell("single", 1, {key: value for key, value in self.changes.items() if key != "options"})
 
@@ -82,7 +78,7 @@ of_strategies = pytest.mark.parametrize("cell", STRATEGIES, indirect=True, scope
 
 
 @pytest.fixture(scope="module", params=CELLS)
-def cell(request: pytest.FixtureRequest) -> Cell:
+def cell(request):
     """Every strategy, one after another, and their options."""
     found = CELLS[request.param]
     if package := getattr(find_options(found.name), "PACKAGE", None):
@@ -94,26 +90,24 @@ def cell(request: pytest.FixtureRequest) -> Cell:
     return found
 
 
-def _config(work: Path, model: Path, slices: list[Path], cell: Cell, **changes: Any) -> dict[str, Any]:
+def _config(work, model, slices, cell, **changes):
     size = cell.world_size
     spread = {"strategy": cell.name, "world_size": size, "cell": f"{size}proc", "learning_rate": 1e-3}
     return make_config(work, model, slices, **{**spread, **cell.changes, **changes})
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """Larger than DDP's first bucket, tied, with rows that two ranks do not share evenly."""
     return make_tiny_model(tmp_path_factory.mktemp("contract") / "model", hidden_size=96, num_layers=3, vocab_size=131)
 
 
 @pytest.fixture(scope="module")
-def make_steps(
-    ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Cell], dict[str, Any]]:
+def make_steps(ranks, model, slices, tmp_path_factory):
     """Return what the ranks of a cell say of a few steps (tests/training/contract_steps.py), once of each."""
-    told: dict[str, dict[str, Any]] = {}
+    told = {}
 
-    def make(cell: Cell) -> dict[str, Any]:
+    def make(cell):
         if repr(cell) not in told:
             work = tmp_path_factory.mktemp(f"steps-{cell.name}") / "work"
             config = _config(work, model, slices[:1], cell)
@@ -127,21 +121,19 @@ def make_steps(
 
 
 @pytest.fixture(scope="module")
-def steps(cell: Cell, make_steps: Callable[[Cell], dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+def steps(cell, make_steps):
     """What its ranks say of a few steps, and what one plain process says."""
     return make_steps(cell), make_steps(cell.alone)
 
 
 @pytest.fixture(scope="module")
-def clean(
-    cell: Cell, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def clean(cell, ranks, model, slices, tmp_path_factory):
     """An undisturbed training of two segments; return its config."""
     work = tmp_path_factory.mktemp(f"clean-{cell.name}") / "work"
     return ranks.train(_config(work, model, slices, cell))
 
 
-def test_its_updates_are_those_of_one_plain_process(steps: tuple[dict[str, Any], dict[str, Any]], cell: Cell) -> None:
+def test_its_updates_are_those_of_one_plain_process(steps, cell):
     mine, plain = steps
     assert mine["norms"] == pytest.approx(plain["norms"], rel=1e-5)
     assert mine["loss_sums"] == pytest.approx(plain["loss_sums"], rel=1e-6)
@@ -149,9 +141,7 @@ def test_its_updates_are_those_of_one_plain_process(steps: tuple[dict[str, Any],
 
 
 @pytest.mark.parametrize("changes", [{"model": "dropout"}, {"precision": "bf16"}, {"precision": "fp16"}], ids=str)
-def test_any_update_of_a_training_is_what_one_process_computes(
-    changes: dict[str, Any], cell: Cell, ranks: ForkedRanks, toy: Toy
-) -> None:
+def test_any_update_of_a_training_is_what_one_process_computes(changes, cell, ranks, toy):
     if changes.get("precision") == "fp16" and combinations.FP16 in list_strategies()[cell.name]:
         pytest.skip("refused")
     told = {"strategy": cell.name, "world_size": cell.world_size, **cell.changes, **changes}
@@ -163,9 +153,7 @@ def test_any_update_of_a_training_is_what_one_process_computes(
     assert all(one["compared"]["gradient"]["tolerance"] < most for one in updates)
 
 
-def test_warming_up_and_looking_for_what_is_not_finite_change_nothing(
-    steps: tuple[dict[str, Any], dict[str, Any]], cell: Cell
-) -> None:
+def test_warming_up_and_looking_for_what_is_not_finite_change_nothing(steps, cell):
     mine, plain = steps
     assert mine["warm"] == mine["start"]
     assert mine["start"][0][0] == plain["start"][0][0]
@@ -175,9 +163,7 @@ def test_warming_up_and_looking_for_what_is_not_finite_change_nothing(
     assert mine["norms"][-1] == pytest.approx(plain["norms"][-1], rel=1e-5)
 
 
-def test_a_snapshot_that_is_taken_up_is_the_same_state_and_goes_on_with_the_same_bits(
-    steps: tuple[dict[str, Any], dict[str, Any]], cell: Cell
-) -> None:
+def test_a_snapshot_that_is_taken_up_is_the_same_state_and_goes_on_with_the_same_bits(steps, cell):
     mine, _ = steps
     assert mine["restored"] == mine["end"]
     assert mine["next"][0] == mine["next"][1] != mine["end"]
@@ -185,9 +171,7 @@ def test_a_snapshot_that_is_taken_up_is_the_same_state_and_goes_on_with_the_same
 
 
 @pytest.mark.parametrize("other", ["single", "ddp", "zero1", "fsdp2", "pipeline"])
-def test_what_its_ranks_saved_any_strategy_takes_up_on_one_rank(
-    other: str, steps: tuple[dict[str, Any], dict[str, Any]], model: Path, toy: Toy
-) -> None:
+def test_what_its_ranks_saved_any_strategy_takes_up_on_one_rank(other, steps, model, toy):
     mine, _ = steps
     strategy = toy.build(model=model, strategy=other)
     strategy.restore(mine[WEIGHTS], mine[STATE])
@@ -197,25 +181,21 @@ def test_what_its_ranks_saved_any_strategy_takes_up_on_one_rank(
     torch.testing.assert_close(moments, saved, rtol=0, atol=0)
 
 
-def test_it_says_how_many_copies_of_the_state_there_are(
-    steps: tuple[dict[str, Any], dict[str, Any]], cell: Cell
-) -> None:
+def test_it_says_how_many_copies_of_the_state_there_are(steps, cell):
     profile = find_profile(cell.name)
     for digests, number in zip(steps[0]["end"], profile.count_copies(cell.world_size, cell.options), strict=True):
         assert len(digests) == number
         assert len(set(digests)) == 1
 
 
-def _expect(cell: Cell, parameters: dict[str, torch.Tensor], exchange: dict[str, Any], **work: Any) -> Any:
+def _expect(cell, parameters, exchange, **work):
     profile = find_profile(cell.name)
     num_bytes = sum({part.data_ptr(): part.numel() * _NUM_GRADIENT_BYTES for part in parameters.values()}.values())
     told = {"world_size": cell.world_size, "options": cell.options, "gradient_bytes": num_bytes}
     return profile.compute_expected_traffic(Work(**told, exchange=exchange, **work))
 
 
-def test_its_traffic_is_what_its_profile_expects_of_the_step(
-    steps: tuple[dict[str, Any], dict[str, Any]], cell: Cell
-) -> None:
+def test_its_traffic_is_what_its_profile_expects_of_the_step(steps, cell):
     mine = steps[0]
     for traffic, num_rounds in zip(mine["traffic"], mine["num_rounds"], strict=True):
         expected = _expect(cell, mine[WEIGHTS], mine["exchange"], num_steps=1, num_rounds=(num_rounds,) * 2)
@@ -228,7 +208,7 @@ def test_its_traffic_is_what_its_profile_expects_of_the_step(
             assert expected[kind].num_bytes.has(sent), kind
 
 
-def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, Any], cell: Cell) -> None:
+def test_torch_recorded_what_its_ranks_counted_in_a_training(clean, cell):
     for index in range(2):
         facts = facts_of(clean, index)
         recorded, profile = facts["recorded_exchanges"], find_profile(cell.name)
@@ -248,9 +228,7 @@ def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, An
 
 @of_strategies
 @pytest.mark.parametrize("model", ["tiny", "untied"])
-def test_a_finished_checkpoint_is_one_whole_file_in_which_what_is_tied_is_stored_once(
-    cell: Cell, model: str, trained: Trained
-) -> None:
+def test_a_finished_checkpoint_is_one_whole_file_in_which_what_is_tied_is_stored_once(cell, model, trained):
     config = trained(model=model, strategy=cell.name, world_size=cell.world_size, learning_rate=1e-3)
     weights, fresh = weights_at_end(config), causal_lm.load_model(Path(config["model_dir"]))
     assert list(weights) == list(fresh.state_dict())
@@ -281,8 +259,8 @@ DISTURBED = {
     scope="module",
 )
 def test_however_it_is_disturbed_its_checkpoints_are_whole_and_it_goes_on_with_the_same_bits(
-    how: str, cell: Cell, clean: dict[str, Any], ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
-) -> None:
+    how, cell, clean, ranks, model, slices, tmp_path
+):
     config = _config(tmp_path / "work", model, slices, cell, checkpoint_every_steps=2)
     last = cell.world_size - 1
     codes = ranks.launch(config, fault=DISTURBED[how].format(last=last), ends_others="killed" in how)
@@ -308,7 +286,7 @@ def test_however_it_is_disturbed_its_checkpoints_are_whole_and_it_goes_on_with_t
             assert facts_of(config, index)[what] == facts_of(clean, index)[what]
 
 
-WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+WAYS = {
     "fsdp2 recomputed": ({"model": "opt", "activation_checkpointing": "layers"}, {"strategy": "fsdp2"}),
     "fsdp2 gathered once": (
         {"model": "llama"}, {"strategy": "fsdp2", "options": {"reshard_after_forward": False, "offload": "cpu"}}
@@ -335,7 +313,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_in_any_way_it_trains_what_one_process_trains(way: str, trained: Trained) -> None:
+def test_in_any_way_it_trains_what_one_process_trains(way, trained):
     both, spread = WAYS[way]
     if package := getattr(find_options(way.split()[0]), "PACKAGE", None):
         skip_without(package)
@@ -358,7 +336,7 @@ ASKED = {
     ("name", "value"),
     [(name, value) for name, excluded in list_strategies().items() for value in excluded if value in ASKED],
 )
-def test_what_it_does_not_go_with_is_refused_in_one_line(name: str, value: str, toy: Toy) -> None:
+def test_what_it_does_not_go_with_is_refused_in_one_line(name, value, toy):
     (key, got), *_ = ((key, str(got).lower()) for key, got in ASKED[value].items())
     takers = " or ".join(combinations.list_takers(list_strategies(), value))
     with pytest.raises(UnfitModelError, match=rf"^{key}: got {got} with strategy {name}; .* strategy {takers}$"):

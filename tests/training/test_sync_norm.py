@@ -1,15 +1,9 @@
 """Batch normalisation over the rows of all ranks: exactly that of one process, layer by layer and run by run."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests.images import make_image_slice
-from tests.training.conftest import (
-    Toy,
-)
-from tests.training.forked_ranks import ForkedRanks, last_words
+from tests.training.forked_ranks import last_words
 from tests.training.replays import check, launch_checked, list_verdicts, train_checked
 
 _GROUP = 4
@@ -17,7 +11,7 @@ _GROUP = 4
 
 
 @pytest.fixture(scope="module")
-def slices(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def slices(tmp_path_factory):
     """6 and 14 images of 64 x 64: one step, in whose second forward a rank of two has no row, and two steps.
 
     Few steps of images that are not too small: over the fewest values a rounding becomes 30 times as much in each.
@@ -26,7 +20,7 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [make_image_slice(root / f"{num}", num_rows=num, size=64) for num in (6, 14)]
 
 
-def _tell(slices: list[Path], **changes: Any) -> dict[str, Any]:
+def _tell(slices, **changes):
     return {
         "workload": "image_classification", "model": "resnet18, normed", "slices": slices, "optimizer": "sgd",
         "learning_rate": 0.01, "max_grad_norm": 5.0, "micro_batch_size": _GROUP // changes.get("world_size", 1),
@@ -36,9 +30,7 @@ def _tell(slices: list[Path], **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("entry", "verdict"), [("training.__main__", "passed"), ("tests.training.apart", "failed")])
-def test_updates_with_statistics_of_all_ranks_pass_and_no_others(
-    entry: str, verdict: str, ranks: ForkedRanks, slices: list[Path], toy: Toy
-) -> None:
+def test_updates_with_statistics_of_all_ranks_pass_and_no_others(entry, verdict, ranks, slices, toy):
     config = check(toy.tell(**_tell(slices, world_size=2)), 1, 2)
     if verdict == "failed":
         # Their running statistics part, and with them the ranks: nothing is saved.

@@ -2,8 +2,6 @@
 
 import importlib
 import importlib.util
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +10,7 @@ import torch
 from tasks.params.choices import list_file_names
 from tests.emulator import WORKLOAD
 from tests.tiny import make_tiny_workload
-from tests.training.conftest import Launch, Toy, are_bitwise_equal, facts_of, weights_at_end
-from training.data.batches import Rows
+from tests.training.conftest import are_bitwise_equal, facts_of, weights_at_end
 from training.process.failure import StoppedError
 from training.workloads import find_workload
 
@@ -24,30 +21,29 @@ SEQ_LEN = 32
 class Tiny:
     """A workload with its smallest model and slices."""
 
-    def __init__(self, name: str, root: Path) -> None:
+    def __init__(self, name, root):
         self.name = name
-        self.module: Any = find_workload(name)
+        self.module = find_workload(name)
         self.model_dir, self.slices = make_tiny_workload(name, root)
         self.told = {"workload": name, "model": self.model_dir, "slices": self.slices, "seq_len": SEQ_LEN}
 
     @property
-    def rows(self) -> Rows:
+    def rows(self):
         """The first slice, opened."""
-        rows: Rows = self.module.open_slice(self.slices[0])
-        return rows
+        return self.module.open_slice(self.slices[0])
 
-    def model(self) -> Any:
+    def model(self):
         """Return the base model, without dropout."""
         return self.module.load_model(self.model_dir).eval()
 
 
 @pytest.fixture(scope="module", params=WORKLOADS)
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+def tiny(request, tmp_path_factory):
     """Every workload, one after another."""
     return Tiny(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def test_the_loss_of_rows_is_the_sum_of_each_alone_however_they_are_batched(tiny: Tiny) -> None:
+def test_the_loss_of_rows_is_the_sum_of_each_alone_however_they_are_batched(tiny):
     model, rows = tiny.model(), tiny.rows
     together = rows.collate(range(9), seq_len=SEQ_LEN)
     alone = [rows.collate([row], seq_len=SEQ_LEN) for row in range(9)]
@@ -63,7 +59,7 @@ def test_the_loss_of_rows_is_the_sum_of_each_alone_however_they_are_batched(tiny
     assert together.sample_num_tokens.tolist() == rows.num_tokens(SEQ_LEN)[:9].tolist()
 
 
-def test_a_dummy_weighs_nothing_and_gives_every_parameter_a_gradient_of_zero(tiny: Tiny) -> None:
+def test_a_dummy_weighs_nothing_and_gives_every_parameter_a_gradient_of_zero(tiny):
     model, dummy = tiny.module.load_model(tiny.model_dir), tiny.module.make_dummy_micro_batch(SEQ_LEN)
     loss = tiny.module.loss_sum(model, dummy)
     loss.backward()
@@ -73,10 +69,10 @@ def test_a_dummy_weighs_nothing_and_gives_every_parameter_a_gradient_of_zero(tin
         assert float(part.grad.abs().sum()) == 0.0, name
 
 
-def test_the_reference_computes_the_same_loss_row_by_row_on_its_own(tiny: Tiny) -> None:
+def test_the_reference_computes_the_same_loss_row_by_row_on_its_own(tiny):
     if tiny.name == WORKLOAD or importlib.util.find_spec(f"tasks.equivalence.reference.{tiny.name}") is None:
         pytest.skip(f"{tiny.name} has no second computation, which the report says")
-    reference: Any = importlib.import_module(f"tasks.equivalence.reference.{tiny.name}")
+    reference = importlib.import_module(f"tasks.equivalence.reference.{tiny.name}")
     for seq_len in (SEQ_LEN, 12):
         rows = list(range(45))
         model = reference.load_model(tiny.model_dir, device="cpu").eval()
@@ -89,7 +85,7 @@ def test_the_reference_computes_the_same_loss_row_by_row_on_its_own(tiny: Tiny) 
         assert count == batch.num_targets
 
 
-def test_a_training_that_was_stopped_ends_with_the_same_bits(tiny: Tiny, toy: Toy, train_here: Launch) -> None:
+def test_a_training_that_was_stopped_ends_with_the_same_bits(tiny, toy, train_here):
     whole, stopped = toy.tell("whole", **tiny.told), toy.tell("stopped", **tiny.told)
     events = train_here(whole)
     with pytest.raises(StoppedError):

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.warm.imports import HEAVY
@@ -29,13 +28,7 @@ _ROOM_FOR_WORDS, _ROOM_FOR_ENVIRONMENT = "." * 20_000, "." * 60_000
 
 
 @contextlib.contextmanager
-def warm_environment(
-    given: Mapping[str, str] | None = None,
-    start: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen,
-    *,
-    modules: Sequence[str] = HEAVY,
-    real: Path = Path(sys.executable),
-) -> Iterator[Path]:
+def warm_environment(given=None, start=subprocess.Popen, *, modules=HEAVY, real=Path(sys.executable)):
     """Yield the environment's folder `bin`; processes that it was asked for end with it.
 
     `given` stands in the environment when the server starts, for what a process looks at only then. Processes run where
@@ -62,7 +55,7 @@ def warm_environment(
             server.communicate()
 
 
-def _write(folder: Path, socket: Path, real: Path, environment: Mapping[str, str]) -> Path:
+def _write(folder, socket, real, environment):
     """Write what a virtual environment consists of; return its folder `bin`."""
     shutil.copytree(real.parent, folder / "bin", symlinks=True, ignore=shutil.ignore_patterns("python*"))
     shutil.copy(real.parents[1] / "pyvenv.cfg", folder)

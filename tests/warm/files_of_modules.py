@@ -8,13 +8,12 @@ module: who looks there takes none.
 
 import inspect
 import sys
-from types import FrameType, ModuleType
-from typing import Any
+from types import FrameType
 
 _search_all = inspect.getmodule
 
 
-def find_module(given: Any, _filename: str | None = None) -> ModuleType | None:
+def find_module(given, _filename=None):
     """Return what inspect.getmodule does, of a frame without going through all modules."""
     if isinstance(given, FrameType):
         module = sys.modules.get(given.f_globals.get("__name__", ""))

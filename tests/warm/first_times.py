@@ -21,7 +21,7 @@ from transformers.utils import logging
 _WITHOUT_THREADS = {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
 
 
-def open_first_model() -> None:
+def open_first_model():
     """Write a tiny model and open it; starts no thread, and the next random number is the same as before."""
     config = Qwen2Config(
         vocab_size=8,

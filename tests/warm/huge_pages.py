@@ -6,14 +6,13 @@ MADV_COLLAPSE (before Linux 6.1) all stays as it was.
 """
 
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 
 _SIZE = 2 << 20
 _MADV_COLLAPSE = 25
 
 
-def collapse_memory() -> None:
+def collapse_memory():
     """Have the kernel put what stands in small pages into large ones; takes a second for 500 MiB."""
     library = ctypes.CDLL(None)
     library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -22,7 +21,7 @@ def collapse_memory() -> None:
             library.madvise(address, _SIZE, _MADV_COLLAPSE)  # what cannot be collapsed stays as it is
 
 
-def _list_ranges() -> Iterator[tuple[int, int]]:
+def _list_ranges():
     """List the written memory that no file stands behind, in whole large pages."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         ends, rights, _, _, _, *name = line.split(maxsplit=5)

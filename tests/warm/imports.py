@@ -5,7 +5,6 @@ The one of pyarrow's memory allocator begins anew in every fork by itself.
 
 import gc
 import importlib
-from collections.abc import Iterable
 
 from tests.warm.huge_pages import collapse_memory
 
@@ -36,7 +35,7 @@ HEAVY = [
 ]
 
 
-def import_ahead(modules: Iterable[str]) -> None:
+def import_ahead(modules):
     """Import what processes that are forked later find imported; nothing of it is ever gone through as garbage.
 
     It stands in large pages, which forks copy fastest.

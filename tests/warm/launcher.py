@@ -14,7 +14,7 @@ import sys
 FORKED = ("tasks.", "training", "benchmarks.", "tests.phantom.", "tests.training.forked_ranks", "torch.distributed.run")
 
 
-def _is_forked(words: list[str]) -> bool:
+def _is_forked(words):
     rest = [word for word in words if word != "-u"]
     looked_at = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "HF_"))}
     for name in NO_MATTER:  # noqa: F821
@@ -24,11 +24,11 @@ def _is_forked(words: list[str]) -> bool:
     return len(rest) > 1 and rest[0] == "-m" and rest[1].startswith(FORKED) and looked_at == INHERITED  # noqa: F821
 
 
-def _ask(words: list[str]) -> int:
+def _ask(words):
     """Have the process run to its end; return its exit code."""
     pid, came = 0, []
 
-    def pass_on(number: int, _: object) -> None:
+    def pass_on(number, _):
         # The process may say who it is, and be asked to end, before the server has said it here.
         if not pid:
             came.append(number)
@@ -62,7 +62,7 @@ def _ask(words: list[str]) -> int:
     return int.from_bytes(ended, "little", signed=True)
 
 
-def _main() -> None:
+def _main():
     words = sys.argv[1:]
     if not _is_forked(words):
         os.execv(REAL, sys.argv)  # noqa: F821

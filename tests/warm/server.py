@@ -29,8 +29,8 @@ _STARTER = "DDP_COMPARE_STARTER"
 class _Server:
     """The processes that run, each with the connection to whoever asked for it."""
 
-    def __init__(self, path: str) -> None:
-        self._asking: dict[int, socket.socket] = {}
+    def __init__(self, path):
+        self._asking = {}
         self._selector = selectors.DefaultSelector()
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(path)
@@ -44,14 +44,14 @@ class _Server:
         self._woken = woken
         self._wakes = wakes
 
-    def serve(self) -> None:
+    def serve(self):
         """Serve; returns in a process that was asked for."""
         while True:
             for key, _ in self._selector.select():
                 if key.data() is not None:
                     return
 
-    def _start(self) -> bool | None:
+    def _start(self):
         asking, _ = self._listening.accept()
         size, handles, _, _ = socket.recv_fds(asking, 8, 3)
         with asking.makefile("rb") as file:
@@ -74,7 +74,7 @@ class _Server:
             asking.sendall(pid.to_bytes(8, "little"))
         return None
 
-    def _forsake(self, pid: int) -> None:
+    def _forsake(self, pid):
         """Kill a process whose launcher was killed; one that has ended at the same moment is collected already."""
         asking = self._asking.pop(pid, None)
         if asking is None:
@@ -83,7 +83,7 @@ class _Server:
         asking.close()
         os.kill(pid, signal.SIGKILL)
 
-    def _collect(self) -> None:
+    def _collect(self):
         self._woken.recv(4096)
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -94,8 +94,8 @@ class _Server:
 
 
 def _become(
-    handles: list[int], python: str, words: list[str], environment: dict[str, str], folder: str, umask: int
-) -> None:  # fmt: skip
+    handles, python, words, environment, folder, umask
+):  # fmt: skip
     """Make of this process, a fresh fork, what `python WORDS` begins with."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -113,11 +113,11 @@ def _become(
     sys.executable = python
     sys.path[0] = folder
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(write_through="-u" in words)  # type: ignore[union-attr]
+        stream.reconfigure(write_through="-u" in words)
     sys.argv = words[words.index("-m") + 1 :]
 
 
-def _show(words: list[str], environment: list[str]) -> None:
+def _show(words, environment):
     """Have others read these in /proc as the command line and the environment that this process was started with.
 
     They are written over those of the server, which was given room for them (tests/warm/environment.py).
@@ -132,11 +132,11 @@ def _show(words: list[str], environment: list[str]) -> None:
         ctypes.memmove(first, text, len(text))
 
 
-def _main() -> None:
+def _main():
     import_ahead([*os.environ["MODULES"].split(), "torch.distributed.run"])
     # torchrun looks several times at all frames that it runs in, and inspect for the module of each. For one that is in
     # no file it asks every module, of which there are thousands here: two seconds of every torchrun.
-    inspect.modulesbyfile["<frozen runpy>"] = "runpy"  # type: ignore[attr-defined]
+    inspect.modulesbyfile["<frozen runpy>"] = "runpy"
     server = _Server(sys.argv[1])
     sys.stdout.write("ready\n")
     sys.stdout.flush()
@@ -144,7 +144,7 @@ def _main() -> None:
     _end(_run(sys.argv[0]))
 
 
-def _run(module: str) -> int:
+def _run(module):
     """Run the module to its end; return the exit code that an interpreter would end with."""
     sys.modules.pop(module, None)
     try:
@@ -154,14 +154,14 @@ def _run(module: str) -> int:
             sys.stderr.write(f"{end.code}\n")
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         return 1
     return 0
 
 
-def _end(code: int) -> None:
+def _end(code):
     """End this process as an interpreter does, but for taking apart what was imported: that would copy its memory."""
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -5,7 +5,7 @@ from pathlib import Path
 _PROJECT = Path(__file__).resolve().parents[2]
 
 
-def link_sources(folder: Path) -> Path:
+def link_sources(folder):
     """Have `python -m tasks.*` of a warm environment run in this folder; return it.
 
     Started anew, it would be told by PYTHONPATH, which is for an interpreter to look at when it starts.

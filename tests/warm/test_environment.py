@@ -27,7 +27,7 @@ sys.exit(int(os.environ["SAID"]))
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     """A folder with a stage of its own."""
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "__init__.py").touch()
@@ -36,16 +36,14 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _run(python: Path, project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def _run(python, project, **environment):
     return subprocess.run(
         [python, "-m", "tasks.told", "a word", "--and", "another"],
         cwd=project, env={**os.environ, "SAID": "7", **environment}, input="given", capture_output=True, text=True,
     )  # fmt: skip
 
 
-def test_a_stage_has_its_words_folder_environment_files_and_exit_code_and_has_torch_already(
-    warm: Path, project: Path
-) -> None:
+def test_a_stage_has_its_words_folder_environment_files_and_exit_code_and_has_torch_already(warm, project):
     cold, forked = _run(Path(sys.executable), project), _run(warm / "python", project)
     assert (forked.returncode, forked.stderr) == (cold.returncode, cold.stderr) == (7, "")
     changed = cold.stdout.replace(sys.executable, str(warm / "python")).replace('warm": false', 'warm": true')
@@ -56,7 +54,7 @@ def test_a_stage_has_its_words_folder_environment_files_and_exit_code_and_has_to
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_the_stage_and_who_started_it_is_told(warm: Path, project: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_the_stage_and_who_started_it_is_told(warm, project, number):
     started = subprocess.Popen([warm / "python", "-m", "tasks.waits"], cwd=project, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     pid = int(started.stdout.readline())

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.data.batches import Slice
-from training.data.plan import SegmentPlan, make_micro_batches, plan_segment
+from training.data.plan import make_micro_batches, plan_segment
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 
 
-def _plan(lengths: np.ndarray, *, global_batch_size: int, micro_batch_size: int, epoch: int = 1) -> SegmentPlan:
+def _plan(lengths, *, global_batch_size, micro_batch_size, epoch=1):
     return plan_segment(
         lengths,
         seed=3,
@@ -25,7 +25,7 @@ def _plan(lengths: np.ndarray, *, global_batch_size: int, micro_batch_size: int,
     )
 
 
-def _slice_with(lengths: np.ndarray) -> Slice:
+def _slice_with(lengths):
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return Slice(tokens=np.arange(offsets[-1], dtype=np.int32), offsets=offsets, row_ids=np.arange(len(lengths)) + 1000)
 
@@ -37,14 +37,12 @@ def _slice_with(lengths: np.ndarray) -> Slice:
     per_batch=st.integers(1, 6),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_sample_is_used_exactly_once_by_any_number_of_ranks(
-    num_rows: int, draw: int, micro_batch_size: int, per_batch: int
-) -> None:
+def test_every_sample_is_used_exactly_once_by_any_number_of_ranks(num_rows, draw, micro_batch_size, per_batch):
     lengths = np.random.default_rng(draw).integers(0, 50, size=num_rows)
     source = _slice_with(lengths)
     plan = _plan(source.lengths(32), global_batch_size=micro_batch_size * per_batch, micro_batch_size=micro_batch_size)
     for world_size in WORLD_SIZES:
-        used: Counter[int] = Counter()
+        used = Counter()
         tokens = 0
         for segment_step in range(1, plan.num_steps + 1):
             step = plan.step(segment_step)
@@ -61,7 +59,7 @@ def test_every_sample_is_used_exactly_once_by_any_number_of_ranks(
         assert tokens == sum(max(min(length, 32) - 1, 0) for length in lengths.tolist())
 
 
-def test_each_micro_batch_of_each_step_and_seed_draws_dropout_of_its_own() -> None:
+def test_each_micro_batch_of_each_step_and_seed_draws_dropout_of_its_own():
     source = _slice_with(np.full(12, 5))
     plan = _plan(source.lengths(32), global_batch_size=4, micro_batch_size=1)
     drawn = [
@@ -73,7 +71,7 @@ def test_each_micro_batch_of_each_step_and_seed_draws_dropout_of_its_own() -> No
     assert len(set(drawn)) == len(drawn) == 24
 
 
-def test_epochs_have_orders_of_their_own_and_each_is_reproducible() -> None:
+def test_epochs_have_orders_of_their_own_and_each_is_reproducible():
     lengths = np.full(50, 8)
     first, again, second = (
         _plan(lengths, global_batch_size=8, micro_batch_size=2, epoch=epoch).order for epoch in (1, 1, 2)
@@ -84,13 +82,13 @@ def test_epochs_have_orders_of_their_own_and_each_is_reproducible() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("size", [1, 4, 16])
-def test_the_largest_step_has_the_largest_micro_batch_of_the_segment(seed: int, size: int) -> None:
+def test_the_largest_step_has_the_largest_micro_batch_of_the_segment(seed, size):
     lengths = np.random.default_rng(seed).integers(1, 500, size=16 * 7 + 5)
     plan = plan_segment(
         lengths, seed=seed, epoch=1, rows=f"0-{len(lengths)}", global_batch_size=16, micro_batch_size=size
     )
 
-    def count_positions(step: int) -> int:
+    def count_positions(step):
         return max(len(rows) * int(lengths[rows].max()) for rows in plan.step(step).micro_batches)
 
     found = plan.find_largest_step()
@@ -98,7 +96,7 @@ def test_the_largest_step_has_the_largest_micro_batch_of_the_segment(seed: int, 
     assert len(first) * lengths[first].max() == max(map(count_positions, range(1, plan.num_steps + 1)))
 
 
-def test_the_largest_step_of_packs_is_the_one_with_the_most_tokens_in_a_pack() -> None:
+def test_the_largest_step_of_packs_is_the_one_with_the_most_tokens_in_a_pack():
     # The longest row stands in the shortest step.
     lengths = np.array([10] * 16 + [500] + [1] * 15 + [60] * 16)
     plan = dataclasses.replace(

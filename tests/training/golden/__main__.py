@@ -16,7 +16,7 @@ from training.numerics import NUMERICS_VERSION
 from training.process.files import write_json
 
 
-def main() -> None:
+def main():
     """Write golden.json, unless numbers moved while the version stayed; ends with that line then."""
     before = read_golden() if FILE.exists() else {"numerics_version": None}
     numbers, ranks = {}, ForkedRanks()

@@ -1,11 +1,8 @@
 """Numbers that move need another NUMERICS_VERSION: what was finished with the old ones is not used any more."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.extras import skip_without
-from tests.training.forked_ranks import ForkedRanks
 from tests.training.golden.trainings import (
     find_moved,
     list_trainings,
@@ -15,7 +12,7 @@ from tests.training.golden.trainings import (
 
 
 @pytest.mark.parametrize("name", list_trainings())
-def test_the_numbers_are_those_of_the_golden_file(name: str, tmp_path: Path, ranks: ForkedRanks) -> None:
+def test_the_numbers_are_those_of_the_golden_file(name, tmp_path, ranks):
     if "deepspeed" in name:
         skip_without("deepspeed")
     assert (moved := find_moved(name, train(name, list_trainings()[name], tmp_path, ranks), read_golden())) is None, (
@@ -23,12 +20,12 @@ def test_the_numbers_are_those_of_the_golden_file(name: str, tmp_path: Path, ran
     )
 
 
-def test_the_golden_file_has_nothing_that_is_not_trained() -> None:
+def test_the_golden_file_has_nothing_that_is_not_trained():
     assert list_trainings().keys() == read_golden()["numbers"].keys()
 
 
 @pytest.mark.parametrize("name", [name for name in list_trainings() if len(name.split()) == 2])
-def test_every_strategy_trains_what_one_process_trains_whatever_the_workload(name: str) -> None:
+def test_every_strategy_trains_what_one_process_trains_whatever_the_workload(name):
     """What the golden file holds of both, which the trainings are held to."""
     numbers = read_golden()["numbers"]
     for what, found in numbers[name].items():

@@ -2,20 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tasks.params.choices import list_file_names
 from tests.tiny import make_config, make_tiny_workload
 from tests.training.conftest import weights_at_end
-from tests.training.forked_ranks import ForkedRanks
 from training.numerics import NUMERICS_VERSION
 from training.registry import list_strategies
 
 FILE = Path(__file__).with_name("golden.json")
 REMEDY = "raise NUMERICS_VERSION in training/numerics.py, then renew the file: python -m tests.training.golden"
-_MORE: dict[str, dict[str, Any]] = {
+_MORE = {
     "causal_lm single sgd": {"optimizer": "sgd", "learning_rate": 0.1},
     "causal_lm single packing": {"packing": True},
     "causal_lm single cosine": {"schedule": "cosine", "schedule_floor": 0.1},
@@ -30,10 +28,10 @@ Numbers = dict[str, list[float]]
 """Loss and gradient norm of each step, and the weights in a few directions."""
 
 
-def list_trainings() -> dict[str, dict[str, Any]]:
+def list_trainings():
     """Return name -> what its ranks are told, of everything that is trained."""
     pairs = {
-        f"{workload} {strategy}": dict[str, Any]()
+        f"{workload} {strategy}": {}
         for workload in list_file_names("training/workloads")
         for strategy, excluded in list_strategies().items()
         if workload not in excluded
@@ -41,7 +39,7 @@ def list_trainings() -> dict[str, dict[str, Any]]:
     return pairs | _MORE
 
 
-def train(name: str, changes: dict[str, Any], folder: Path, ranks: ForkedRanks) -> Numbers:
+def train(name, changes, folder, ranks):
     """Return the numbers of one training, whose files stand in the folder."""
     workload, strategy = name.split()[:2]
     model, slices = make_tiny_workload(workload, folder)
@@ -50,7 +48,7 @@ def train(name: str, changes: dict[str, Any], folder: Path, ranks: ForkedRanks) 
     return read_numbers(ranks.train(config))
 
 
-def read_numbers(config: dict[str, Any]) -> Numbers:
+def read_numbers(config):
     """Return the numbers of a finished training of one segment."""
     (segment,) = (Path(config["work_dir"]) / "segments").iterdir()
     steps = [json.loads(line) for line in (segment / "steps.jsonl").read_text().splitlines()]
@@ -61,20 +59,19 @@ def read_numbers(config: dict[str, Any]) -> Numbers:
     }
 
 
-def _project(weights: dict[str, torch.Tensor]) -> list[float]:
+def _project(weights):
     """Return where the weights stand along their own size and three directions that are drawn once and for all."""
     flat = torch.cat([weights[name].double().flatten() for name in sorted(weights)])
     drawn = torch.randn(3, len(flat), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     return [float(flat.norm()), *(float(one @ flat) for one in drawn)]
 
 
-def read_golden() -> dict[str, Any]:
+def read_golden():
     """Return the golden file: `numerics_version` and, of every training, its `numbers`."""
-    golden: dict[str, Any] = json.loads(FILE.read_bytes())
-    return golden
+    return json.loads(FILE.read_bytes())
 
 
-def find_moved(name: str, found: Numbers, golden: dict[str, Any]) -> str | None:
+def find_moved(name, found, golden):
     """Return in one line that the numbers of a training are not those of the golden file, and what to do."""
     if (version := golden["numerics_version"]) != NUMERICS_VERSION:
         return (

@@ -1,7 +1,5 @@
 """Which kernel computes attention: one for all cells, and none of cuDNN's."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -9,14 +7,14 @@ from training.model.attention_kernels import choose_attention_kernels
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _as_before():
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(True)
     yield
     torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def test_a_process_that_trains_on_a_gpu_leaves_cudnn_out() -> None:
+def test_a_process_that_trains_on_a_gpu_leaves_cudnn_out():
     choose_attention_kernels(torch.device("cpu"))
     assert torch.backends.cuda.cudnn_sdp_enabled()
     choose_attention_kernels(torch.device("cuda"))

@@ -1,7 +1,5 @@
 """Masks are made without looking, so that a training step reads no value from the device: shown on a CPU."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,14 +19,14 @@ _READS = {
 
 
 class _NoReads(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert func.overloadpacket not in _READS, f"{func} reads a value"
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("kind", ["mistral", "modernbert"])
 @pytest.mark.parametrize("is_padded", [False, True])
-def test_what_is_seen_is_what_transformers_lets_be_seen(kind: str, is_padded: bool) -> None:
+def test_what_is_seen_is_what_transformers_lets_be_seen(kind, is_padded):
     """Some of whose layers see 3 tokens to one side or to both."""
     window = {"sliding_window": 3} if kind == "mistral" else {"local_attention": 6, "initializer_range": 0.5}
     model = build(kind, classifies=kind != "mistral", **window).eval()

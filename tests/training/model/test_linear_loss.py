@@ -1,11 +1,8 @@
 """Cross-entropy in chunks of rows: the same loss and gradients, and no tensor of all rows' logits."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from tests.training.models import build
 from training.data.batches import IGNORED_LABEL, open_slice
@@ -15,20 +12,20 @@ from training.workloads import causal_lm
 _ROWS, _HIDDEN, _VOCAB = 37, 24, 101
 
 
-def _inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+def _inputs(dtype=torch.float32):
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(_ROWS, _HIDDEN, generator=generator, dtype=dtype).requires_grad_()
     weight = (torch.randn(_VOCAB, _HIDDEN, generator=generator, dtype=dtype) / 3).requires_grad_()
     return hidden, weight, torch.randint(_VOCAB, (_ROWS,), generator=generator)
 
 
-def _by_hand(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def _by_hand(hidden, weight, targets):
     return -(hidden @ weight.T).log_softmax(1)[torch.arange(len(targets)), targets].sum()
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("chunk_rows", [1, 7, _ROWS, 1000])
-def test_loss_and_gradients_are_those_of_fp64_by_hand(chunk_rows: int, is_compiled: bool) -> None:
+def test_loss_and_gradients_are_those_of_fp64_by_hand(chunk_rows, is_compiled):
     exact = _inputs(torch.float64)
     expected = _by_hand(*exact)
     (0.3 * expected).backward()
@@ -47,7 +44,7 @@ def test_loss_and_gradients_are_those_of_fp64_by_hand(chunk_rows: int, is_compil
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_the_gradients_are_fp32_and_as_near_as_those_of_whole_logits(dtype: torch.dtype) -> None:
+def test_under_autocast_the_gradients_are_fp32_and_as_near_as_those_of_whole_logits(dtype):
     exact = _inputs(torch.float64)
     _by_hand(*exact).backward()
     assert exact[1].grad is not None
@@ -70,7 +67,7 @@ def test_under_autocast_the_gradients_are_fp32_and_as_near_as_those_of_whole_log
 
 
 @pytest.mark.parametrize("said", [None, 0.0, 0.25, 1e-3])
-def test_any_factor_is_right_whatever_was_said_of_it(said: float | None) -> None:
+def test_any_factor_is_right_whatever_was_said_of_it(said):
     hidden, weight, targets = _inputs()
     (0.25 * _by_hand(hidden, weight, targets)).backward()
     expected, weight.grad, hidden.grad = weight.grad, None, None
@@ -79,7 +76,7 @@ def test_any_factor_is_right_whatever_was_said_of_it(said: float | None) -> None
     torch.testing.assert_close(weight.grad, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_target_whose_probability_is_too_small_for_fp32_has_its_loss() -> None:
+def test_a_target_whose_probability_is_too_small_for_fp32_has_its_loss():
     # The rows' logits reach 400, so that some probabilities are below e**-103, fp32's smallest number.
     hidden, weight, targets = (part.detach() for part in _inputs())
     hidden = (hidden * 100).requires_grad_()
@@ -93,7 +90,7 @@ def test_a_target_whose_probability_is_too_small_for_fp32_has_its_loss() -> None
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_rows_that_are_nearly_certain_keep_the_digits_of_their_loss(is_compiled: bool) -> None:
+def test_rows_that_are_nearly_certain_keep_the_digits_of_their_loss(is_compiled):
     # The target's logit is 100, the others' are 3 to 10 below: losses of about 0.001 nats.
     generator = torch.Generator().manual_seed(1)
     logits = 97 - 7 * torch.rand(64, _VOCAB, generator=generator)
@@ -107,7 +104,7 @@ def test_rows_that_are_nearly_certain_keep_the_digits_of_their_loss(is_compiled:
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_model_that_caps_its_logits_keeps_its_own(slices: list[Path]) -> None:
+def test_a_model_that_caps_its_logits_keeps_its_own(slices):
     model = build("gemma2", final_logit_softcapping=1.0, initializer_range=1.0)
     batch = open_slice(slices[0]).collate(range(4), seq_len=32)
     logits = model(input_ids=batch.input_ids).logits.flatten(0, 1)

@@ -1,10 +1,7 @@
 """Of what the code asks of a device: bytes as operations touch them, by hand."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from training.probing.live_memory import LiveMemory
@@ -28,7 +25,7 @@ _WIDE_BYTES, _INDEX_BYTES, _FEW_BYTES = 4 * _ROWS * _WIDE, 8 * _ROWS * _FEW, 4 *
     ],
     ids=["product", "in place", "gather", "out", "embedding"],
 )
-def test_an_operation_moves_what_it_reads_and_what_it_writes(run: Callable[..., Tensor], expected: float) -> None:
+def test_an_operation_moves_what_it_reads_and_what_it_writes(run, expected):
     with FakeTensorMode(), LiveMemory() as memory:
         wide, half = torch.empty(_ROWS, _WIDE), torch.empty(_ROWS, _WIDE, dtype=torch.bfloat16)
         few, index = torch.empty(_ROWS, _FEW), torch.empty(_ROWS, _FEW, dtype=torch.int64)
@@ -38,7 +35,7 @@ def test_an_operation_moves_what_it_reads_and_what_it_writes(run: Callable[..., 
 
 
 @pytest.mark.skipif(not fakes_sums_in_fp32(), reason="this torch cannot, without memory")
-def test_a_product_added_up_in_fp32_reads_and_writes_its_sum_once() -> None:
+def test_a_product_added_up_in_fp32_reads_and_writes_its_sum_once():
     with FakeTensorMode(), LiveMemory() as memory:
         left, right = torch.empty(8, 4, dtype=torch.bfloat16), torch.empty(4, 6, dtype=torch.bfloat16)
         total = torch.empty(8, 6)

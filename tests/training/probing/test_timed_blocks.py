@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.conftest import Toy
 from training.data.batches import open_slice
 from training.data.plan import plan_segment
 from training.probing.timed_blocks import Block, BlockRunner
@@ -18,13 +17,13 @@ VARIANTS = [
 
 
 @pytest.fixture
-def runner(toy: Toy) -> BlockRunner:
+def runner(toy):
     """What a rank has while it is measured: one epoch of 45 ragged rows, 8 samples per step in micro-batches of 2."""
     return BlockRunner(toy.read(), toy.alone)
 
 
 @pytest.mark.parametrize("data", ["loader", "host", "device"])
-def test_a_block_counts_its_steps_and_not_the_lead_in(runner: BlockRunner, toy: Toy, data: str) -> None:
+def test_a_block_counts_its_steps_and_not_the_lead_in(runner, toy, data):
     config, found = toy.read(), runner.run(Block(variant=Variant(), steps=STEPS, data=data))
     lengths = open_slice(config.segments[0].slice_dir).lengths(config.seq_len)
     plan = plan_segment(lengths, seed=config.seed, epoch=1, rows="0-45", global_batch_size=8, micro_batch_size=2)
@@ -39,7 +38,7 @@ def test_a_block_counts_its_steps_and_not_the_lead_in(runner: BlockRunner, toy: 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("part", ["step", "update"])
-def test_measuring_leaves_the_weights_of_the_base_model(runner: BlockRunner, variant: Variant, part: str) -> None:
+def test_measuring_leaves_the_weights_of_the_base_model(runner, variant, part):
     before = runner._get(variant).strategy.digest().parameters
     runner.run(Block(variant=variant, steps=STEPS, data="device", part=part))
     assert runner._get(variant).strategy.digest().parameters == before
@@ -47,9 +46,7 @@ def test_measuring_leaves_the_weights_of_the_base_model(runner: BlockRunner, var
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("model", ["tiny", "untied"])
-def test_variants_have_one_set_of_weights_and_moments_and_compute_what_each_does_alone(
-    optimizer: str, model: str, toy: Toy
-) -> None:
+def test_variants_have_one_set_of_weights_and_moments_and_compute_what_each_does_alone(optimizer, model, toy):
     config, alone = toy.read(model=model, optimizer=optimizer), toy.alone
     variants = [*VARIANTS, Variant(strategy="ddp", overrides={"packing": True, "micro_batch_size": 4})]
     runner = BlockRunner(config, alone)
@@ -71,9 +68,7 @@ def test_variants_have_one_set_of_weights_and_moments_and_compute_what_each_does
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("part", ["step", "update"])
-def test_a_block_tells_its_updates_by_the_optimizers_own_state(
-    optimizer: str, part: str, toy: Toy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_tells_its_updates_by_the_optimizers_own_state(optimizer, part, toy, monkeypatch):
     runner = BlockRunner(toy.read(optimizer=optimizer), toy.alone)
     block = Block(variant=Variant(), steps=STEPS, data="device", part=part)
     replica = runner._get(block.variant).strategy.replica
@@ -83,7 +78,7 @@ def test_a_block_tells_its_updates_by_the_optimizers_own_state(
     assert runner.run(block)["moment_squares"] == right["moment_squares"]
     assert bool(right["moment_squares"]) == (part == "step" or optimizer == "sgd"), "SGD's has the weight decay"
 
-    def halve(*_: object) -> None:
+    def halve(*_):
         for one in replica.parameters:
             one.grad.mul_(0.5)
 
@@ -96,7 +91,7 @@ def test_a_block_tells_its_updates_by_the_optimizers_own_state(
     assert runner.run(block)["updates"] == [0, 0]
 
 
-def test_whatever_is_asked_of_a_variant_has_its_threads(runner: BlockRunner) -> None:
+def test_whatever_is_asked_of_a_variant_has_its_threads(runner):
     threaded, before = Variant(overrides={"threads_per_rank": 2}), torch.get_num_threads()
     try:
         for variant, number in ((threaded, 2), (Variant(), 1), (threaded, 2), (Variant(), 1)):
@@ -106,7 +101,7 @@ def test_whatever_is_asked_of_a_variant_has_its_threads(runner: BlockRunner) -> 
         torch.set_num_threads(before)
 
 
-def test_a_block_tells_its_rows_loss_gradient_and_exchanges(runner: BlockRunner) -> None:
+def test_a_block_tells_its_rows_loss_gradient_and_exchanges(runner):
     plain, wrapped, silent = (
         runner.run(Block(variant=variant, steps=STEPS, data="device"))
         for variant in (Variant(), Variant(strategy="ddp"), Variant(strategy="ddp", communicates=False))
@@ -124,10 +119,9 @@ def test_a_block_tells_its_rows_loss_gradient_and_exchanges(runner: BlockRunner)
         assert (one["num_exchanges"], one["exchange_bytes"]) == (0, 0)
 
 
-def test_other_rows_or_the_same_in_other_steps_have_another_digest(runner: BlockRunner) -> None:
-    def digest(*steps: int) -> int:
-        found: int = runner.run(Block(variant=Variant(), steps=steps, data="host"))["rows_digest"]
-        return found
+def test_other_rows_or_the_same_in_other_steps_have_another_digest(runner):
+    def digest(*steps):
+        return runner.run(Block(variant=Variant(), steps=steps, data="host"))["rows_digest"]
 
     assert digest(2, 3) == digest(2, 3)
     assert len({digest(2, 3), digest(3, 2), digest(2, 4), digest(2)}) == 4

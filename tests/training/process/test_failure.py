@@ -32,17 +32,17 @@ SOMETHING_ELSE = [
 
 
 @pytest.mark.parametrize("words", OUT_OF_MEMORY)
-def test_a_lack_of_memory_is_told_in_every_spelling(words: str) -> None:
+def test_a_lack_of_memory_is_told_in_every_spelling(words):
     assert is_out_of_memory(RuntimeError(words))
     # Among the last words of a rank, whose log has more.
     assert tells_out_of_memory(f"Traceback (most recent call last):\n  ...\nRuntimeError: {words}\n{SOMETHING_ELSE[4]}")
 
 
 @pytest.mark.parametrize("words", SOMETHING_ELSE)
-def test_what_smaller_micro_batches_do_not_mend_is_no_lack_of_memory(words: str) -> None:
+def test_what_smaller_micro_batches_do_not_mend_is_no_lack_of_memory(words):
     assert not is_out_of_memory(RuntimeError(words))
     assert not tells_out_of_memory(f"{words}\nRuntimeError: the CUDA context is gone")
 
 
-def test_a_lack_of_memory_of_python_itself_is_one() -> None:
+def test_a_lack_of_memory_of_python_itself_is_one():
     assert is_out_of_memory(MemoryError())

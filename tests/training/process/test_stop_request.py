@@ -20,9 +20,7 @@ pytestmark = pytest.mark.usefixtures("signals_as_before")
         ([signal.SIGINT], False, -signal.SIGINT),
     ],
 )
-def test_before_there_is_anything_to_save_a_signal_kills_the_process(
-    signals: list[signal.Signals], is_listening: bool, code: int
-) -> None:
+def test_before_there_is_anything_to_save_a_signal_kills_the_process(signals, is_listening, code):
     pid = os.fork()
     if pid == 0:
         stop = StopRequest()

@@ -6,7 +6,7 @@ from training.record import cpu_use
 from training.record.cpu_use import RecentCpuUse, compute_others_share
 
 
-def test_a_share_is_of_a_second_or_two_and_unknown_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_is_of_a_second_or_two_and_unknown_before(monkeypatch):
     now, busy = [0.0], [0.0]
     monkeypatch.setattr(cpu_use.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(cpu_use.time, "process_time", lambda: 0.5 * now[0])

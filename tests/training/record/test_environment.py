@@ -1,7 +1,5 @@
 """Variables of the environment that change numbers or speed are known by value, wherever they are put."""
 
-from pathlib import Path
-
 import pytest
 
 from training.record.environment import collect_decisive_environment, collect_environment, select_decisive
@@ -18,9 +16,7 @@ _PLACES = ["CUDA_VISIBLE_DEVICES", "HOME", "NCCL_DEBUG_FILE", "NCCL_SOCKET_IFNAM
         *_PLACES,
     ],
 )  # fmt: skip
-def test_a_variable_that_changes_numbers_or_speed_is_known_and_no_other(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_that_changes_numbers_or_speed_is_known_and_no_other(name, monkeypatch):
     monkeypatch.delenv(name, raising=False)
     before = collect_environment()
     assert name not in before
@@ -29,9 +25,7 @@ def test_a_variable_that_changes_numbers_or_speed_is_known_and_no_other(
 
 
 @pytest.mark.parametrize("name", ["NCCL_CONF_FILE", "NCCL_TOPO_FILE"])
-def test_of_a_file_of_settings_it_counts_what_stands_in_it_and_not_where_it_is(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_file_of_settings_it_counts_what_stands_in_it_and_not_where_it_is(name, tmp_path, monkeypatch):
     told = []
     for number, content in enumerate(("NCCL_ALGO=Ring", "NCCL_ALGO=Ring", "NCCL_ALGO=Tree")):
         file = tmp_path / str(number)
@@ -43,7 +37,7 @@ def test_of_a_file_of_settings_it_counts_what_stands_in_it_and_not_where_it_is(
     assert collect_environment()[name] == "a file that cannot be read"
 
 
-def test_what_ranks_set_by_themselves_counts_where_somebody_else_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ranks_set_by_themselves_counts_where_somebody_else_has_set_it(monkeypatch):
     before = collect_decisive_environment()
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # A product may then be added up otherwise, in a training that is not exact.

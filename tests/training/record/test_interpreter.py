@@ -4,21 +4,19 @@ import hashlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import PROJECT
 
 
-def _collect_in_process(line: str, *, folder: Path) -> dict[str, object]:
+def _collect_in_process(line, *, folder):
     """Return what a new Python tells that ran `line` first, with `folder` in front of its path."""
     told = f"import json, sys; {line}\nfrom training.record import setting as it\n"
     told += "print(json.dumps(it.collect_interpreter() | it.collect_run_at_start()))"
     command = [sys.executable, "-c", told]
     done = subprocess.run(command, cwd=PROJECT, env={"PYTHONPATH": str(folder)}, capture_output=True, check=True)
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -33,11 +31,11 @@ def _collect_in_process(line: str, *, folder: Path) -> dict[str, object]:
         ),
     ],
 )  # fmt: skip
-def test_a_debugger_or_profiler_is_named(line: str, watchers: list[str], tmp_path: Path) -> None:
+def test_a_debugger_or_profiler_is_named(line, watchers, tmp_path):
     assert _collect_in_process(line, folder=tmp_path)["watched_by"] == watchers
 
 
-def test_a_module_that_python_ran_at_its_start_is_known_by_what_it_holds(tmp_path: Path) -> None:
+def test_a_module_that_python_ran_at_its_start_is_known_by_what_it_holds(tmp_path):
     assert _collect_in_process("pass", folder=tmp_path)["usercustomize"] is None
     for name in ("sitecustomize", "usercustomize"):
         module = tmp_path / f"{name}.py"

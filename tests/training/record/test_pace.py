@@ -8,7 +8,7 @@ from training.process.heartbeat import StepSection
 from training.record.window import Pace
 
 
-def test_seconds_run_from_one_exchange_to_the_last_backward_before_the_next() -> None:
+def test_seconds_run_from_one_exchange_to_the_last_backward_before_the_next():
     began, spans = time.perf_counter(), []
     pace = Pace(torch.device("cpu"))
     for seconds in (0.01, 0.02):

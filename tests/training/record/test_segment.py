@@ -1,22 +1,19 @@
 """What a segment says of itself: which weights it began with, and where its wall-clock seconds went."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from training.config import SegmentConfig
-from training.data.batches import MicroBatch, open_slice
+from training.data.batches import open_slice
 from training.record.segment import SegmentRecord
 from training.record.segment_facts import Counters
 from training.record.window import StepFacts
 from training.step.strategy import StepResult
 
 
-def _facts(step: int) -> StepFacts:
+def _facts(step):
     return StepFacts(
         step=step, loss_sum=step / 3, num_tokens=512, num_targets=512, num_samples=16, num_padding_tokens=7,
         learning_rate=1e-3 / step, grad_norm=1 / step, seconds=step / 7, data_wait_seconds=1e-5 / step,
@@ -27,20 +24,20 @@ def _facts(step: int) -> StepFacts:
 class _OneOfTwo:
     """Ranks, of which the second learned from the same rows as the first."""
 
-    def __init__(self, *, is_first: bool = True) -> None:
+    def __init__(self, *, is_first=True):
         self._is_first = is_first
 
     @staticmethod
-    def gather_rows(rows: np.ndarray) -> list[np.ndarray]:
+    def gather_rows(rows):
         second = rows.copy()
         second[:, 0] = 1
         return [second, rows]
 
-    def ask_first_rank(self, ask: Callable[[], Any]) -> Any:
+    def ask_first_rank(self, ask):
         return ask() if self._is_first else None
 
 
-def _record(folder: Path, *, is_first_rank: bool = True) -> SegmentRecord:
+def _record(folder, *, is_first_rank=True):
     segment = SegmentConfig(range="0-32000", epoch=1, fingerprint="f", slice_dir=folder)
     return SegmentRecord(
         segment=segment, first_step=1, num_steps=20_000, counters=Counters("", ""), folder=folder,
@@ -48,7 +45,7 @@ def _record(folder: Path, *, is_first_rank: bool = True) -> SegmentRecord:
     )  # fmt: skip
 
 
-def _enter(record: SegmentRecord, steps: range, rows: list[MicroBatch], ranks: Any) -> None:
+def _enter(record, steps, rows, ranks):
     nothing = StepResult(torch.zeros(()), torch.zeros(()))
     for step in steps:
         record.consume(step, 0, rows, nothing)
@@ -56,11 +53,11 @@ def _enter(record: SegmentRecord, steps: range, rows: list[MicroBatch], ranks: A
         record.file_away(ranks)
 
 
-def _rows(slices: list[Path]) -> list[MicroBatch]:
+def _rows(slices):
     return [open_slice(slices[0]).collate([3, 1], seq_len=16)]
 
 
-def test_ledger_and_lines_of_several_launches_are_saved_by_step_and_rank(tmp_path: Path, slices: list[Path]) -> None:
+def test_ledger_and_lines_of_several_launches_are_saved_by_step_and_rank(tmp_path, slices):
     rows, folders = _rows(slices), [tmp_path / name for name in ("first", "second")]
     last = 0
     for index, folder in enumerate(folders):

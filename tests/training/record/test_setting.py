@@ -4,20 +4,19 @@ import os
 import platform
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import PROJECT
 from tests.tiny import make_slice
-from tests.training.conftest import Launch, Toy, facts_of
+from tests.training.conftest import facts_of
 from training.process.failure import ChangedInputError
 from training.process.files import digest_code, write_json
 from training.step.replica import Replica
 
 
-def test_a_segment_says_what_its_ranks_ran_with(toy: Toy, train_here: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_says_what_its_ranks_ran_with(toy, train_here, monkeypatch):
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     config = toy.tell(weight_decay=0.25, seed=7)
@@ -33,12 +32,10 @@ def test_a_segment_says_what_its_ranks_ran_with(toy: Toy, train_here: Launch, mo
     assert setting["priority"]["niceness"] == os.getpriority(os.PRIO_PROCESS, 0)
 
 
-def test_rows_written_to_while_they_are_trained_on_make_no_segment(
-    toy: Toy, train_here: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_written_to_while_they_are_trained_on_make_no_segment(toy, train_here, monkeypatch):
     rows, step = make_slice(toy.folder / "0-45", num_rows=45), Replica.optimizer_step
 
-    def step_and_write(self: Replica, *arguments: Any) -> Any:
+    def step_and_write(self, *arguments):
         with (rows / "tokens.npy").open("r+b") as file:
             file.seek(-8, os.SEEK_END)
             file.write(bytes(4))
@@ -52,7 +49,7 @@ def test_rows_written_to_while_they_are_trained_on_make_no_segment(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("starts_warm")
-def test_ranks_refuse_code_that_changed_since_they_were_started(toy: Toy) -> None:
+def test_ranks_refuse_code_that_changed_since_they_were_started(toy):
     write_json(toy.folder / "config.json", toy.tell())
     for digest, code in (("0" * 64, 3), (digest_code(), 0)):
         done = subprocess.run(

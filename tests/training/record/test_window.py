@@ -3,14 +3,11 @@
 import dataclasses
 import math
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.tiny import batches_in_order
-from tests.training.conftest import Toy
 from training.data.batches import open_slice
 from training.data.plan import StepPlan
 from training.loop import train
@@ -22,15 +19,14 @@ from training.step.strategy import StepResult
 
 
 @pytest.fixture
-def batch(slices: list[Path]) -> Any:
+def batch(slices):
     """Four rows."""
     return next(batches_in_order(open_slice(slices[0]), batch_size=4, seq_len=32))
 
 
 def _add(
-    window: Window, batch: Any, *, step: int = 7, loss: float = 1.0, grad_norm: float = 1.0, data_wait: float = 0.0,
-    more_tokens: int = 0, num_targets: int | None = None,
-) -> Window:  # fmt: skip
+    window, batch, *, step = 7, loss = 1.0, grad_norm = 1.0, data_wait = 0.0,
+    more_tokens = 0, num_targets = None):  # fmt: skip
     """Enter a step whose plan says so many more tokens than the batch has, and so many labels."""
     planned = batch.num_tokens + more_tokens
     window.add(
@@ -48,14 +44,12 @@ def _add(
         ({"num_targets": 4}, r"\[\d+\] labels, the plan has 4"),
     ],
 )
-def test_other_tokens_or_labels_than_planned_are_refused_with_both_numbers(
-    planned: dict[str, int], says: str, alone: Ranks, batch: Any
-) -> None:
+def test_other_tokens_or_labels_than_planned_are_refused_with_both_numbers(planned, says, alone, batch):
     with pytest.raises(RanksDisagreeError, match=f"step 7: the ranks learned from {says}"):
         _add(Window(alone), batch, **planned).close(forgives_overflow=lambda: False)
 
 
-def test_a_gradient_norm_that_is_not_finite_is_divergence_unless_fp16_skips_it(alone: Ranks, batch: Any) -> None:
+def test_a_gradient_norm_that_is_not_finite_is_divergence_unless_fp16_skips_it(alone, batch):
     with pytest.raises(DivergedError, match="step 7: gradient norm is inf"):
         _add(Window(alone), batch, grad_norm=math.inf).close(forgives_overflow=lambda: False)
     (fact,) = _add(Window(alone), batch, grad_norm=math.inf).close(forgives_overflow=lambda: True)
@@ -64,7 +58,7 @@ def test_a_gradient_norm_that_is_not_finite_is_divergence_unless_fp16_skips_it(a
         _add(Window(alone), batch, loss=math.nan).close(forgives_overflow=lambda: True)
 
 
-def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone: Ranks, batch: Any) -> None:
+def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone, batch):
     window = Window(alone)
     for step, (seconds_inside, seconds_before) in enumerate([(0.2, 0.0), (0.0, 0.1)], start=1):
         time.sleep(seconds_before)
@@ -83,13 +77,13 @@ def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone: Ran
 class RanksWithAStranger(Ranks):
     """One real rank, and the word of a second whose parameters are others."""
 
-    def gather_values(self, value: Any) -> list[Any]:
+    def gather_values(self, value):
         """Return our digest and a made-up one."""
         return [value, "0" * len(value)] if isinstance(value, str) else super().gather_values(value)
 
 
 @pytest.mark.usefixtures("signals_as_before")
-def test_ranks_that_end_with_different_parameters_save_nothing(toy: Toy) -> None:
+def test_ranks_that_end_with_different_parameters_save_nothing(toy):
     ranks = RanksWithAStranger(
         **{field.name: getattr(toy.alone, field.name) for field in dataclasses.fields(toy.alone)}
     )

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 
 from tests.chaos.saved import ALONE
 from tests.tiny import make_config
-from tests.training.forked_ranks import ForkedRanks
 from training.config import read_config
 from training.model.weights import load_tensors
 from training.process.events import EventStream
@@ -28,9 +26,7 @@ _EMBEDDING = "model.embed_tokens.weight"
 
 
 @pytest.fixture(scope="module")
-def left(
-    ranks: ForkedRanks, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, slices: list[Path]
-) -> dict[str, Any]:
+def left(ranks, tmp_path_factory, tiny_model, slices):
     """The config of a run that was killed after step 5 and has saved steps 2 and 4."""
     work = tmp_path_factory.mktemp("left") / "work"
     config = make_config(work, tiny_model, slices[:1], checkpoint_every_steps=2)
@@ -38,7 +34,7 @@ def left(
     return config
 
 
-def _edited(left: dict[str, Any], work: Path, name: str, edit: Callable[[State], Any]) -> tuple[dict[str, Any], Path]:
+def _edited(left, work, name, edit):
     """Return a copy of what was left, one file of its newest checkpoint edited and sealed anew; and that checkpoint."""
     shutil.copytree(left["work_dir"], work)
     fingerprint = left["segments"][0]["fingerprint"]
@@ -58,17 +54,17 @@ def _edited(left: dict[str, Any], work: Path, name: str, edit: Callable[[State],
     return {**left, "work_dir": str(work)}, folder
 
 
-def _other_architecture(weights: State) -> None:
+def _other_architecture(weights):
     for name in [name for name in weights if ".layers.1." in name]:
         weights[name.replace(".layers.1.", ".layers.2.")] = weights.pop(name)
 
 
-def _other_moments(state: State) -> None:
+def _other_moments(state):
     moments = state["optimizer"]["state"][1]
     moments["exp_avg"] = moments["exp_avg"][:3]
 
 
-EDITS: dict[str, tuple[str, Callable[[State], Any], list[str]]] = {
+EDITS = {
     "architecture": (
         "weights.pt", _other_architecture,
         ["24 differences from the model: model.layers.1.self_attn.q_proj.weight is missing; "],
@@ -100,14 +96,12 @@ EDITS: dict[str, tuple[str, Callable[[State], Any], list[str]]] = {
 }  # fmt: skip
 
 
-def _open_store(work: Path, *, world_size: int = 1, exact: bool = False) -> CheckpointStore:
+def _open_store(work, *, world_size=1, exact=False):
     events = EventStream(work.parent / "events.jsonl", rank=0)
     return CheckpointStore(work, model_name="tiny", world_size=world_size, exact=exact, events=events)
 
 
-def test_what_another_number_of_ranks_saved_is_refused_unless_weights_do_not_depend_on_it(
-    left: dict[str, Any], ranks: ForkedRanks, tmp_path: Path
-) -> None:
+def test_what_another_number_of_ranks_saved_is_refused_unless_weights_do_not_depend_on_it(left, ranks, tmp_path):
     work = Path(shutil.copytree(left["work_dir"], tmp_path / "work"))
     (segment,) = read_config(work / "config.json").segments
     for of in ("partial", "finished"):
@@ -122,9 +116,7 @@ def test_what_another_number_of_ranks_saved_is_refused_unless_weights_do_not_dep
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_a_checkpoint_of_another_model_is_refused_by_name_and_no_weight_changes(
-    edit: str, left: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_model_is_refused_by_name_and_no_weight_changes(edit, left, tmp_path):
     name, change, words = EDITS[edit]
     config, folder = _edited(left, tmp_path / "work", name, change)
     (tmp_path / "work" / "config.json").unlink()

@@ -1,7 +1,6 @@
 """Folders that are whole or absent; crashes, truncation and bit flips of real checkpoints are in tests/chaos."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,13 +11,13 @@ from training.state.receipt import (
 )
 
 
-def _seal(destination: Path, content: bytes = b"weights" * 40) -> None:
+def _seal(destination, content=b"weights" * 40):
     with seal_folder(destination, fingerprint="f1", facts={"world_size": 2}) as folder:
         (folder / "weights.pt").write_bytes(content)
         (folder / "state.pt").write_bytes(content[::-1])
 
 
-def test_a_sealed_folder_verifies_and_only_for_its_own_fingerprint(tmp_path: Path) -> None:
+def test_a_sealed_folder_verifies_and_only_for_its_own_fingerprint(tmp_path):
     _seal(tmp_path / "a")
     assert find_problem(tmp_path / "a", fingerprint="f1") is None
     assert "fingerprint is f1, wanted f2" in (find_problem(tmp_path / "a", fingerprint="f2") or "")
@@ -27,7 +26,7 @@ def test_a_sealed_folder_verifies_and_only_for_its_own_fingerprint(tmp_path: Pat
     assert receipt["world_size"] == 2
 
 
-def test_an_alteration_of_any_byte_of_the_receipt_is_detected_even_if_it_says_the_same(tmp_path: Path) -> None:
+def test_an_alteration_of_any_byte_of_the_receipt_is_detected_even_if_it_says_the_same(tmp_path):
     _seal(tmp_path / "a")
     receipt = tmp_path / "a" / RECEIPT
     content = receipt.read_bytes()
@@ -36,7 +35,7 @@ def test_an_alteration_of_any_byte_of_the_receipt_is_detected_even_if_it_says_th
         assert "was altered" in (find_problem(tmp_path / "a", fingerprint="f1") or "")
 
 
-def test_a_missing_receipt_a_missing_file_and_a_file_too_many_are_detected(tmp_path: Path) -> None:
+def test_a_missing_receipt_a_missing_file_and_a_file_too_many_are_detected(tmp_path):
     for name, change in {
         "receipt": lambda folder: (folder / RECEIPT).unlink(),
         "missing": lambda folder: (folder / "state.pt").unlink(),
@@ -47,8 +46,8 @@ def test_a_missing_receipt_a_missing_file_and_a_file_too_many_are_detected(tmp_p
         assert find_problem(tmp_path / name, fingerprint="f1")
 
 
-def test_an_error_while_writing_leaves_nothing(tmp_path: Path) -> None:
-    def fail() -> None:
+def test_an_error_while_writing_leaves_nothing(tmp_path):
+    def fail():
         with seal_folder(tmp_path / "a", fingerprint="f1", facts={}) as folder:
             (folder / "weights.pt").touch()
             raise OSError("No space left on device")

@@ -1,9 +1,6 @@
 """When a loss that is finite is stopped all the same."""
 
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +9,7 @@ from training.process.failure import DivergedError
 from training.record.window import DivergenceRule
 
 
-def _stops_at(losses: Sequence[float]) -> int | None:
+def _stops_at(losses):
     rule = DivergenceRule()
     for step, loss in enumerate(losses, start=1):
         try:
@@ -22,7 +19,7 @@ def _stops_at(losses: Sequence[float]) -> int | None:
     return None
 
 
-def test_a_loss_that_has_left_where_it_began_is_stopped_after_five_smoothed_steps() -> None:
+def test_a_loss_that_has_left_where_it_began_is_stopped_after_five_smoothed_steps():
     # From 4: above max(8, 5). 4, then 100: smoothed 23.2 at step 2 already, so the fifth above is step 6.
     assert _stops_at([4.0, *[100.0] * 20]) == 6
     # 4, then 9: smoothed 9 - 5 x 0.8^n is above 8 from n = 8 on: steps 9 to 13.
@@ -40,14 +37,12 @@ def test_a_loss_that_has_left_where_it_began_is_stopped_after_five_smoothed_step
         [4.0, *[0.0, 4.0, 4.0] * 20],
     ],
 )
-def test_losses_that_only_vary_are_left_alone(losses: list[float]) -> None:
+def test_losses_that_only_vary_are_left_alone(losses):
     assert _stops_at(losses) is None
 
 
 @pytest.mark.parametrize("learning_rate", [10.0, 1e3])
-def test_a_learning_rate_that_is_far_too_high_ends_with_exit_code_5(
-    learning_rate: float, tiny_model: Path, tmp_path: Path, train_here: Callable[..., Any]
-) -> None:
+def test_a_learning_rate_that_is_far_too_high_ends_with_exit_code_5(learning_rate, tiny_model, tmp_path, train_here):
     slice_dir = make_slice(tmp_path / "slice", num_rows=160)
     config = make_config(tmp_path / "work", tiny_model, [slice_dir], learning_rate=learning_rate, warmup_steps=0)
     with pytest.raises(DivergedError, match=r"diverged at step \d+") as caught:

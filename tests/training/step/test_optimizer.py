@@ -1,12 +1,10 @@
 """AdamW and SGD: the update by hand, what a checkpoint keeps of it, and a first step that is not finite."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from tasks.equivalence.reference.update import OneProcess
-from tests.training.conftest import Launch, Toy, are_bitwise_equal, parsed, relative_l2, weights_at_end
+from tests.training.conftest import are_bitwise_equal, parsed, relative_l2, weights_at_end
 from tests.training.replays import train_one_process
 from training.process.failure import StoppedError
 
@@ -15,9 +13,7 @@ _ADAMW = {"optimizer": "adamw", "weight_decay": 0.05, "adam_beta1": 0.8, "adam_b
 
 
 @pytest.mark.parametrize("changes", [_SGD, {**_ADAMW, "schedule_floor": 0.5}], ids=["sgd", "adamw"])
-def test_the_second_computation_of_the_updates_has_the_same_optimizer(
-    changes: dict[str, Any], toy: Toy, train_here: Launch
-) -> None:
+def test_the_second_computation_of_the_updates_has_the_same_optimizer(changes, toy, train_here):
     told = toy.tell(**changes)
     train_here(told)
     settings = parsed(told, toy.folder)
@@ -27,7 +23,7 @@ def test_the_second_computation_of_the_updates_has_the_same_optimizer(
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_a_stopped_run_of_sgd_goes_on_to_the_same_bits(momentum: float, toy: Toy, train_here: Launch) -> None:
+def test_a_stopped_run_of_sgd_goes_on_to_the_same_bits(momentum, toy, train_here):
     whole, stopped = (toy.tell(name, **_SGD, momentum=momentum) for name in ("whole", "stopped"))
     train_here(whole)
     with pytest.raises(StoppedError):

@@ -1,16 +1,13 @@
 """The learning rate of every step."""
 
-from typing import Any
-
 import pytest
 
-from tests.training.conftest import Launch, Toy
 from training.step.schedule import compute_learning_rate
 
 _HALF = 2**-0.5
 
 
-def _rates(schedule: str, num_steps: int, *, peak: float = 2.0, **told: Any) -> list[float]:
+def _rates(schedule, num_steps, *, peak=2.0, **told):
     told = {"warmup_steps": 0, "floor": 0.0, **told}
     steps = range(1, num_steps + 1)
     return [compute_learning_rate(step, num_steps, peak=peak, schedule=schedule, **told) for step in steps]
@@ -31,11 +28,11 @@ def _rates(schedule: str, num_steps: int, *, peak: float = 2.0, **told: Any) -> 
         ("wsd", {"warmup_steps": 1, "decay_steps": 9}, [2.0, 2.0, 2 * 2 / 3, 2 / 3]),
     ],
 )
-def test_rates_are_those_of_the_schedule(schedule: str, told: dict[str, Any], rates: list[float]) -> None:
+def test_rates_are_those_of_the_schedule(schedule, told, rates):
     assert _rates(schedule, len(rates), **told) == pytest.approx(rates)
 
 
-def test_a_schedule_over_the_run_goes_on_from_segment_to_segment(toy: Toy, train_here: Launch) -> None:
+def test_a_schedule_over_the_run_goes_on_from_segment_to_segment(toy, train_here):
     config = toy.tell(epochs=2, schedule="cosine", warmup_steps=8)
     for index, segment in enumerate(config["segments"]):
         segment |= {"schedule_begin": 6 * index, "schedule_total": 12}

@@ -1,7 +1,6 @@
 """What the stages know of strategies: what has to be exchanged, worked out by hand."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -14,16 +13,16 @@ from training.strategies.zero1.expected import Zero1
 deepspeed, sharded, pipeline, zero1 = DeepSpeed(), Fsdp2(), Pipeline(), Zero1()
 
 
-def _work(**changes: Any) -> Work:
+def _work(**changes):
     """Return one step of 3 micro-batches on 2 ranks: a root of 100 bytes, and 2 layers of 200."""
-    asked: dict[str, Any] = {
+    asked = {
         "world_size": 2, "num_steps": 1, "num_rounds": (3, 3), "gradient_bytes": 500,
         "exchange": {"unit_bytes": [100, 200, 200]},
     }  # fmt: skip
     return Work(**asked | changes)
 
 
-def test_matrices_that_are_not_gathered_in_as_many_bytes_as_asked_for_are_told() -> None:
+def test_matrices_that_are_not_gathered_in_as_many_bytes_as_asked_for_are_told():
     mixed = {"mixed": "bf16"}
     for gathered, options in (
         ([100, 90, 104], mixed),
@@ -36,16 +35,16 @@ def test_matrices_that_are_not_gathered_in_as_many_bytes_as_asked_for_are_told()
         assert (found and found.code) == "other_bytes_gathered"
 
 
-def _work_of_shares(**changes: Any) -> Work:
+def _work_of_shares(**changes):
     """Return two steps on 2 ranks: one bucket of 500 bytes, of whose weights each rank updates half."""
     exchange = {"bucket_bytes": [500], "share_bytes": [256, 512], "num_parameters": 2}
-    asked: dict[str, Any] = {
+    asked = {
         "world_size": 2, "num_steps": 2, "num_rounds": (6, 6), "gradient_bytes": 500, "exchange": exchange
     }  # fmt: skip
     return Work(**asked | changes)
 
 
-def test_in_stage_3_what_is_whole_is_gathered_once_per_step_one_by_one_and_all_else_within_bounds() -> None:
+def test_in_stage_3_what_is_whole_is_gathered_once_per_step_one_by_one_and_all_else_within_bounds():
     layout = {"share_bytes": [1300], "num_sharded": 3, "num_whole": 5, "largest_share_bytes": 400}
     work = _work(
         num_steps=4, num_rounds=(4, 8), options={"stage": 3}, gradient_bytes=2600,
@@ -59,13 +58,13 @@ def test_in_stage_3_what_is_whole_is_gathered_once_per_step_one_by_one_and_all_e
     assert (found.number, found.num_bytes) == ((32, 32), (5200, 5200))
 
 
-def _work_of_stages(**changes: Any) -> Work:
+def _work_of_stages(**changes):
     """Return two steps of 3 micro-batches on 2 stages: rows of 8 bytes, a tied embedding of 40, 100 bytes in all."""
     exchange = {
         "layers": [[0, 1], [2, 2]], "row_bytes": 8, "most_rows": 16, "tied_bytes": [40], "rank_bytes": [80, 60],
         "num_parameters": 7,
     }  # fmt: skip
-    asked: dict[str, Any] = {
+    asked = {
         "world_size": 2, "num_steps": 2, "num_rounds": (6, 6), "gradient_bytes": 100, "exchange": exchange
     }  # fmt: skip
     return Work(**asked | changes)
@@ -84,16 +83,14 @@ def _work_of_stages(**changes: Any) -> Work:
         (pipeline, _work_of_stages(exchange={"layers": [[0, 1], [3, 3]]}), "layers_missing", {"layers": "0-1, 3"}),
     ],
 )  # fmt: skip
-def test_an_exchange_that_is_laid_out_otherwise_is_told(
-    profile: Any, work: Work, code: str, numbers: dict[str, Any]
-) -> None:
+def test_an_exchange_that_is_laid_out_otherwise_is_told(profile, work, code, numbers):
     problem = profile.find_problem(work)
     assert problem is not None
     assert (problem.code, dict(problem.numbers) | numbers) == (code, problem.numbers)
 
 
-def test_what_stages_wait_is_told_beside_what_theory_says() -> None:
-    def least(number: int, **options: Any) -> float:
+def test_what_stages_wait_is_told_beside_what_theory_says():
+    def least(number, **options):
         return compute_least_idle_share(options, world_size=4, num_micro_batches=number)
 
     assert least(9) == pytest.approx(3 / 12)
