@@ -10,7 +10,6 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ LEVERS = [
 ]  # fmt: skip
 
 
-def comparison() -> Params:
+def comparison():
     """Return what both sides of every lever have in common."""
     return Params.model_validate(
         {
@@ -76,7 +75,7 @@ def comparison() -> Params:
     )  # fmt: skip
 
 
-def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps: int) -> list[dict[str, Any]]:
+def measure(levers, folder, *, num_rounds, num_steps):
     """Run both sides of all levers, which have as many ranks, in turns in one process group.
 
     Return, for each, the ratio of seconds per step with its interval, and what explains it.
@@ -106,7 +105,7 @@ def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps
     return [compute_gain(*(content[json.dumps(side)] for side in (lever.without, lever.overrides))) for lever in levers]
 
 
-def compute_gain(without: dict[str, Any], having: dict[str, Any]) -> dict[str, Any]:
+def compute_gain(without, having):
     """Return seconds per step without / with and its interval, and after how many steps a longer warm-up has paid."""
     before, after = (average_pairs(side["seconds"]) for side in (without, having))
     gain = compute_ratio(before, after)
@@ -121,7 +120,7 @@ def compute_gain(without: dict[str, Any], having: dict[str, Any]) -> dict[str, A
     }
 
 
-def _row(lever: Lever, results: dict[str, Any]) -> list[str]:
+def _row(lever, results):
     notes = []
     if results["positions_per_token"][0] != results["positions_per_token"][1]:
         notes.append("positions per token {:.2f} -> {:.2f}".format(*results["positions_per_token"]))
@@ -135,7 +134,7 @@ def _row(lever: Lever, results: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _main() -> None:
+def _main():
     parser = argparse.ArgumentParser(prog="benchmarks.levers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=12, help="rounds of two blocks of each side")
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps of a block")

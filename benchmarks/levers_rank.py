@@ -5,18 +5,17 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.rounds import generate_rounds
 from training.config import read_config
-from training.probing.variants import BuiltVariant, Variant, build_variant, load_micro_batches
-from training.process.distributed import Ranks, join_ranks
+from training.probing.variants import Variant, build_variant, load_micro_batches
+from training.process.distributed import join_ranks
 
 
-def run_block(made: BuiltVariant, ranks: Ranks, steps: list[int]) -> tuple[float, float]:
+def run_block(made, ranks, steps):
     """Return the seconds per step of the slowest rank, and positions per token; the first step leads in."""
     batches = load_micro_batches(made, ranks, [steps[0], *steps], "loader")
     positions = tokens = 0
@@ -33,7 +32,7 @@ def run_block(made: BuiltVariant, ranks: Ranks, steps: list[int]) -> tuple[float
     return float(ranks.gather(np.array([seconds])).max()), positions / max(tokens, 1)
 
 
-def main() -> None:
+def main():
     """Time the arms of work_dir/arms.json; rank 0 writes work_dir/found.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
@@ -45,7 +44,7 @@ def main() -> None:
         made = {
             name: build_variant(Variant(overrides=changes), config, ranks) for name, changes in asked["arms"].items()
         }
-        results: dict[str, Any] = {
+        results = {
             name: {"seconds": [], "positions": 0.0, "warm_up_seconds": item.warm_up_seconds}
             for name, item in made.items()
         }

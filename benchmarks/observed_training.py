@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 class Training:
     """A transformer of four layers and its rows; it goes through them once, and times each step as scripts do."""
 
-    def __init__(self, *, width: int, most_steps: int) -> None:
+    def __init__(self, *, width, most_steps):
         torch.manual_seed(0)
         layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.model = torch.nn.Sequential(
@@ -21,7 +21,7 @@ class Training:
         rows = TensorDataset(torch.randint(1, 1000, (8 * most_steps, 64)))
         self._batches = iter(DataLoader(rows, batch_size=8, shuffle=True))
 
-    def run(self, steps: int) -> tuple[float, float]:
+    def run(self, steps):
         """Return the seconds and the processor seconds of one of so many steps."""
         model, optimizer, timed = self.model, self._optimizer, 0.0
         started = time.perf_counter(), time.process_time()

@@ -17,10 +17,8 @@ import statistics
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
-from typing import Any
 
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import FEWEST_ROUNDS, average_pairs, compute_ratio, generate_rounds
@@ -37,7 +35,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _LARGEST_IN_HEAP = 1 << 30, 1 << 25
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory():
     """Have the allocator keep what is freed, as far as it is glibc's.
 
     Left alone it gives the end of its heap back in every step or never, by which small object happens to lie there:
@@ -55,26 +53,26 @@ class Switch:
     The audit hook of Python cannot be taken away: what it costs is told by processes of their own alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         import torch
         from torch.optim import optimizer
         from torch.utils.data import DataLoader, dataloader
 
-        self._places: list[Any] = [
+        self._places = [
             torch, torch.autograd, torch.nn.functional, torch.nn.utils, torch.distributed, torch.nn.Module,
             torch.nn.Sequential, DataLoader, dataloader._BaseDataLoaderIter, time, logging.Logger,
             argparse.ArgumentParser,
         ]  # fmt: skip
-        self._hooks: list[dict[Any, Any]] = [
+        self._hooks = [
             optimizer._global_optimizer_pre_hooks,
             optimizer._global_optimizer_post_hooks,
         ]
         self._before = [dict(vars(place)) for place in self._places]
-        self._patched: list[tuple[Any, str, Any, Any]] = []
-        self._kept: list[dict[Any, Any]] = []
+        self._patched = []
+        self._kept = []
         self._is_on = True
 
-    def learn(self) -> None:
+    def learn(self):
         """Remember what the observer has put in place since this was made."""
         for place, before in zip(self._places, self._before, strict=True):
             for name, now in vars(place).items():
@@ -83,7 +81,7 @@ class Switch:
         self._kept = [dict(hooks) for hooks in self._hooks]
         assert {name for _, name, _, _ in self._patched} >= {"backward", "__call__", "cross_entropy", "perf_counter"}
 
-    def turn(self, *, on: bool) -> None:
+    def turn(self, *, on):
         """Have the observer watch from now on, or nobody."""
         if on == self._is_on:
             return
@@ -98,7 +96,7 @@ class Switch:
             hooks.update(kept if on else {})
 
 
-def _in_child(work: Callable[[Path], Any]) -> tuple[Any, Any]:
+def _in_child(work):
     """Return what `work` returns in a child of this process, which has torch already, and the record made there."""
     with tempfile.TemporaryDirectory() as name:
         folder, pid = Path(name), os.fork()
@@ -119,7 +117,7 @@ def _in_child(work: Callable[[Path], Any]) -> tuple[Any, Any]:
         return json.loads((folder / "told.json").read_text()), rank
 
 
-def _run_blocks(folder: Path, *, width: int, blocks: int, steps: int) -> dict[str, list[float]]:
+def _run_blocks(folder, *, width, blocks, steps):
     from benchmarks.observed_training import Training
     from ddp_audit.observer.arming import arm_when_torch_comes
 
@@ -128,7 +126,7 @@ def _run_blocks(folder: Path, *, width: int, blocks: int, steps: int) -> dict[st
     training = Training(width=width, most_steps=_WARM_UP + blocks * 4 * (steps + _STEPS_BETWEEN))
     training.run(_WARM_UP)
     switch.learn()
-    results: dict[str, list[float]] = {"bare": [], "observed": []}
+    results = {"bare": [], "observed": []}
     orders = generate_rounds(["bare", "observed"], seed=0)
     for _ in range(blocks):
         for arm in next(orders):
@@ -138,7 +136,7 @@ def _run_blocks(folder: Path, *, width: int, blocks: int, steps: int) -> dict[st
     return results
 
 
-def measure_in_process(width: int, *, blocks: int, steps: int) -> dict[str, Any]:
+def measure_in_process(width, *, blocks, steps):
     """Return the ratio of observed to bare blocks of one process, the bare step's seconds and what was charged."""
     child, rank = _in_child(lambda folder: _run_blocks(folder, width=width, blocks=blocks, steps=steps))
     num_observed = 2 * blocks * (steps + _STEPS_BETWEEN) + _WARM_UP
@@ -147,7 +145,7 @@ def measure_in_process(width: int, *, blocks: int, steps: int) -> dict[str, Any]
     return {"how": "one process", "width": width, **_summarise(child, rank.steps[_WARM_UP:])}
 
 
-def _run_whole(folder: Path, *, is_observed: bool, width: int, steps: int) -> tuple[float, int]:
+def _run_whole(folder, *, is_observed, width, steps):
     from benchmarks.observed_training import Training
     from ddp_audit.observer.arming import arm_when_torch_comes
 
@@ -158,12 +156,12 @@ def _run_whole(folder: Path, *, is_observed: bool, width: int, steps: int) -> tu
     return training.run(steps)[1], resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def measure_processes(width: int, *, rounds: int, steps: int) -> dict[str, Any]:
+def measure_processes(width, *, rounds, steps):
     """Return the same of processes of their own, as many of each arm as there are rounds, twice."""
     orders = generate_rounds(["bare", "observed"], seed=0)
-    results: dict[str, list[float]] = {"bare": [], "observed": []}
-    faults: dict[str, list[int]] = {"bare": [], "observed": []}
-    observed: list[Any] = []
+    results = {"bare": [], "observed": []}
+    faults = {"bare": [], "observed": []}
+    observed = []
     for _ in range(rounds):
         for arm in next(orders):
             is_observed = arm == "observed"
@@ -178,7 +176,7 @@ def measure_processes(width: int, *, rounds: int, steps: int) -> dict[str, Any]:
     return {"how": "its own processes", "width": width, "faults": faults, **_summarise(results, observed)}
 
 
-def _summarise(results: dict[str, list[float]], observed: list[Any]) -> dict[str, Any]:
+def _summarise(results, observed):
     of_rounds = {arm: average_pairs(runs) for arm, runs in results.items()}
     return {
         "processor_seconds": results,
@@ -188,7 +186,7 @@ def _summarise(results: dict[str, list[float]], observed: list[Any]) -> dict[str
     }
 
 
-def _format_row(results: dict[str, Any]) -> list[str]:
+def _format_row(results):
     value, low, high = (results["ratio"][name] - 1 for name in ("value", "low", "high"))
     step = results["step_seconds"]
     return [
@@ -200,7 +198,7 @@ def _format_row(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def main() -> None:
+def main():
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 96])

@@ -2,9 +2,7 @@
 
 import datetime
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tasks.machine.facts import collect_machine_facts
 from training.process.files import write_json
@@ -12,18 +10,7 @@ from training.process.files import write_json
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def write_results(
-    benchmark: str,
-    *,
-    title: str,
-    method: str,
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    summary: str,
-    results: Any,
-    load_before: float,
-    folder: Path = RESULTS,
-) -> Path:
+def write_results(benchmark, *, title, method, headings, rows, summary, results, load_before, folder=RESULTS):
     """Write both files; return the markdown. `load_before`: load average of a minute when the benchmark began."""
     machine = collect_machine_facts().content(exclude={"digest"})
     date = datetime.datetime.now(datetime.UTC).date().isoformat()

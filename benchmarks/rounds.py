@@ -5,7 +5,7 @@ A round is a turn and its mirror image: every arm has two blocks, which lie symm
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tasks.measuring.intervals import estimate_ratio
@@ -28,19 +28,19 @@ Look = Callable[[float], Mapping[str, Estimate]]
 """Confidence -> the interval of each comparison, from all rounds so far."""
 
 
-def generate_rounds(arms: Sequence[str], *, seed: int) -> Iterator[list[str]]:
+def generate_rounds(arms, *, seed):
     """Yield rounds without end: the arms in random order, then in the reverse of it (B A C C A B)."""
     turns = generate_turns(arms, seed=seed)
     while True:
         yield next(turns) + next(turns)
 
 
-def compute_ratio(numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = 0.95) -> Estimate:
+def compute_ratio(numerator, denominator, *, confidence=0.95):
     """Return mean(numerator) / mean(denominator) with its interval; entry i of both comes from the same round."""
     return estimate_ratio([numerator], [denominator], confidence=confidence)
 
 
-def average_pairs(blocks: Sequence[float]) -> list[float]:
+def average_pairs(blocks):
     """Return the means of an arm's blocks round by round: of the first and the second, the third and the fourth."""
     return [(first + second) / 2 for first, second in zip(blocks[::2], blocks[1::2], strict=True)]
 
@@ -61,7 +61,7 @@ class Stopping:
     """Why it stopped, in words; empty while it goes on."""
     _next_look: int = field(default=0, init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if not 0 < self.target_half_width < 1:
             raise ValueError(f"target_half_width must lie between 0 and 1; got {self.target_half_width}")
         if self.min_rounds < FEWEST_ROUNDS:
@@ -70,7 +70,7 @@ class Stopping:
             )
         self._next_look = self.min_rounds
 
-    def goes_on(self, num_rounds: int, *, seconds: float, look: Look) -> bool:
+    def goes_on(self, num_rounds, *, seconds, look):
         """Return whether another round is to be run, after `num_rounds` that took `seconds` together.
 
         `look` is called with the confidence to use, at few fixed numbers of rounds and when the budget is spent.
@@ -93,7 +93,7 @@ class Stopping:
             self.reason = self._explain_spent_budget(num_rounds, seconds, widest)
         return not self.reason
 
-    def _explain_spent_budget(self, num_rounds: int, seconds: float, widest: float) -> str:
+    def _explain_spent_budget(self, num_rounds, seconds, widest):
         """Return why the budget ended it, and how many rounds the target asks for: the width falls with their root."""
         spent = f"time budget of {self.max_seconds:.0f} s spent"
         if num_rounds == self.min_rounds and seconds > self.max_seconds:

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from tasks.machine.facts import collect_machine_facts
 from tasks.measure import select_timed_ranges
 from tasks.measuring.arms import make_trained_arm
 from tasks.measuring.bench import Bench
-from tasks.measuring.planning import Session, plan_session
+from tasks.measuring.planning import plan_session
 from tasks.measuring.speedups import measure_speedups
 from tasks.measuring.turns import choose_seconds
 from tasks.measuring.workers import open_workers
@@ -89,7 +88,7 @@ class Scatter:
     """Sessions whose interval contains the mean of the others of every kind."""
 
 
-def find_scatter(kind: str, speedups: Sequence[SessionSpeedup]) -> Scatter:
+def find_scatter(kind, speedups):
     """Return how the sessions of a kind lie; NaN where fewer than two have a speedup."""
     texts = [result for result in speedups if result.interval is not None]
     mine = [item.interval for item in texts if item.kind == kind and item.interval is not None]
@@ -112,7 +111,7 @@ def find_scatter(kind: str, speedups: Sequence[SessionSpeedup]) -> Scatter:
 
 
 @contextlib.contextmanager
-def plan_real_session() -> Iterator[Session]:
+def plan_real_session():
     """Yield a session of the comparison, on the model and the slices that `dvc repro slice` left here.
 
     The advice is left out; files of its ranks go to a folder that ends with it.
@@ -131,7 +130,7 @@ def plan_real_session() -> Iterator[Session]:
 
 
 @contextlib.contextmanager
-def open_bench(session: Session) -> Iterator[Bench]:
+def open_bench(session):
     """Yield the waiting ranks of all cells, their models built and the length of a block chosen."""
     cells, comparison = session.params.cells, session.comparison
     launchers = {name: spread.launcher for name, spread in cells.items()}
@@ -144,7 +143,7 @@ def open_bench(session: Session) -> Iterator[Bench]:
 
 
 @contextlib.contextmanager
-def run_neighbour() -> Iterator[None]:
+def run_neighbour():
     """Keep one core busy half the time, meanwhile."""
     neighbour = subprocess.Popen([sys.executable, "-c", _NEIGHBOUR.format(seconds=_BUSY_SECONDS)])
     try:
@@ -154,7 +153,7 @@ def run_neighbour() -> Iterator[None]:
         neighbour.wait()
 
 
-def measure_session(kind: str, number: int) -> list[SessionSpeedup]:
+def measure_session(kind, number):
     """Return the speedups of the cells of params.yaml, measured once."""
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(plan_real_session())
@@ -181,13 +180,13 @@ def measure_session(kind: str, number: int) -> list[SessionSpeedup]:
     ]  # fmt: skip
 
 
-def _main() -> int:
+def _main():
     parser = argparse.ArgumentParser(prog="benchmarks.sessions", description=__doc__)
     parser.add_argument("--sessions", type=int, default=20, help="half of them beside a neighbour")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     load_before = os.getloadavg()[0]
-    speedups: list[SessionSpeedup] = []
+    speedups = []
     for number in track(range(arguments.sessions), description="sessions", console=Console(stderr=True)):
         speedups += measure_session((_QUIET, _BESIDE)[number % 2], number + 1)
         print(_row(speedups[-1]), file=sys.stderr, flush=True)
@@ -218,14 +217,14 @@ def _main() -> int:
     return 0 if all(_is_honest(scatter) for scatter in scatters.values()) else 1
 
 
-def _is_honest(scatter: Scatter) -> bool:
+def _is_honest(scatter):
     """Return whether no fewer intervals hold the mean of the others than 95 % intervals would by chance."""
     if scatter.num_told < 2:
         return True
     return stats.binomtest(scatter.num_covering, scatter.num_told, 0.95, alternative="less").pvalue > 0.05
 
 
-def _explain(kind: str, scatter: Scatter) -> str:
+def _explain(kind, scatter):
     return (
         f"On the machine {kind}: {scatter.num_told} of {scatter.num_sessions} sessions have a speedup; their mean is "
         f"{scatter.mean:.3f}, they scatter by {scatter.scatter:.1%} (standard deviation) where their intervals are "
@@ -234,7 +233,7 @@ def _explain(kind: str, scatter: Scatter) -> str:
     )
 
 
-def _row(item: SessionSpeedup) -> list[str]:
+def _row(item):
     interval = item.interval
     speedup = "none" if interval is None else f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
     return [

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from benchmarks.gpu_day.summary import RUNNING, Ended, format_summary, read_rehe
 from ddp_audit.process.lifeline import set_parent_death_signal
 from ddp_audit.process.redaction import redact, shorten
 
-PARTS: Mapping[str, tuple[str, float]] = {
+PARTS = {
     "card": ("card", 25),
     "eager": ("steps", 50),
     "compiled": ("steps", 80),
@@ -48,17 +47,15 @@ _PHANTOM = "PHANTOM_CARD"
 """Set where the card is that of tests/phantom/."""
 
 
-def run_day(
-    prepared: Path, archive: Path, work: Path, *, minutes: float, only: Sequence[str], is_short: bool
-) -> list[Ended]:
+def run_day(prepared, archive, work, *, minutes, only, is_short):
     """Run all parts, or the first and these; return how each ended."""
     planned_end = time.monotonic()
     day_ends_at = planned_end + 60 * minutes - _SECONDS_TO_END
-    results, scratch, ended = work / "results", work / "scratch", list[Ended]()
+    results, scratch, ended = work / "results", work / "scratch", []
     scratch.mkdir()
     rehearsed = read_rehearsed(prepared)
 
-    def keep(*running: Ended) -> str:
+    def keep(*running):
         summary = format_summary([*ended, *running], rehearsed, is_phantom=_PHANTOM in os.environ)
         write_archive(archive, results, [*ended, *running], summary)
         return summary
@@ -79,7 +76,7 @@ def run_day(
     return ended
 
 
-def run_part(day: Day, command: Sequence[str], keep: Callable[[Ended], object]) -> Ended:
+def run_part(day, command, keep):
     """Run a part to its end or to that of its time; whenever it finds something, `keep` is told of it."""
     out, log = day.out / "found.json", day.out / "log.txt"
     started, limit = time.monotonic(), day.seconds_left
@@ -106,7 +103,7 @@ def run_part(day: Day, command: Sequence[str], keep: Callable[[Ended], object]) 
     return _make_ended(day, how, started)
 
 
-def _make_ended(day: Day, how: str, started: float) -> Ended:
+def _make_ended(day, how, started):
     out = day.out / "found.json"
     return Ended(
         name=day.part, how=how, seconds=time.monotonic() - started,
@@ -114,7 +111,7 @@ def _make_ended(day: Day, how: str, started: float) -> Ended:
     )  # fmt: skip
 
 
-def find_reason(log: Path) -> str:
+def find_reason(log):
     """Return the first error that the log names, which is the rank's and not that of whoever waited for it."""
     text = log.read_text(errors="replace")
     named = re.search(r"^(?:\[rank\d+\]: ?)?([\w.]*(?:Error|Exception): .+)$", text, flags=re.MULTILINE)
@@ -122,7 +119,7 @@ def find_reason(log: Path) -> str:
     return shorten(redact(named[1] if named else last), limit=200)
 
 
-def main() -> None:
+def main():
     """Run what the command line asks for; exit with 1 if a part did not finish."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_day", description=__doc__)
     parser.add_argument("--prepared", type=Path, default=Path(".lease/prepared"), help="what `make lease-kit` made")

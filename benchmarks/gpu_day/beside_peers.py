@@ -2,9 +2,7 @@
 
 import importlib.util
 import time
-from typing import Any
 
-from benchmarks.gpu_day.day import Day
 from benchmarks.throughput.contest import OURS, PEERS, format_ratio, hold_contest
 from benchmarks.throughput.groups import write_job
 from benchmarks.throughput.job import BY_LENGTH
@@ -19,9 +17,9 @@ _SECONDS_TO_END = 3.0
 """That the processes of a pair need."""
 
 
-def run(day: Day) -> None:
+def run(day):
     """Hold a contest with every peer that is installed; each has an equal part of the time that is left."""
-    setup, results, lines = day.make_setup(), dict[str, Any](), list[str]()
+    setup, results, lines = day.make_setup(), {}, []
     job = write_job(setup, "published", day.scratch / day.part)
     settings = {
         "trainer": _FED, "accelerated": _FED, "published": published.settings(job)[0],

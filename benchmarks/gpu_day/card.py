@@ -4,12 +4,10 @@ import json
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
 
 import torch
 import transformers
 
-from benchmarks.gpu_day.day import Day
 from benchmarks.throughput.rows import write_random_model
 
 _COPIED_BYTES = 2**32
@@ -17,7 +15,7 @@ _WIDTH = 8192
 _REPEATS = 10
 
 
-def run(day: Day) -> None:
+def run(day):
     """Measure, then write the model with random weights."""
     card = torch.cuda.get_device_properties(0)
     versions = {
@@ -38,7 +36,7 @@ def run(day: Day) -> None:
     write_random_model(day.scratch / "model", json.loads((day.prepared / "config.json").read_bytes()), device="cuda")
 
 
-def _measure() -> dict[str, float]:
+def _measure():
     """Return bytes read and written per second by a copy, and operations per second of a product in bf16."""
     source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
@@ -52,7 +50,7 @@ def _measure() -> dict[str, float]:
     }
 
 
-def _time(work: Callable[[], object]) -> float:
+def _time(work):
     """Return the device's seconds of one, over ten after three."""
     for _ in range(3):
         work()

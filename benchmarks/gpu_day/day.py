@@ -4,7 +4,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tasks.measuring.model_flops import find_model_shape
 from training.process.files import write_json
 
 if TYPE_CHECKING:  # the day itself needs no torch, whose import takes seconds of it
-    from benchmarks.throughput.groups import Setup
+    pass
 
 ROWS_PER_STEP = 64
 
@@ -36,27 +36,27 @@ class Day:
     """Only whether everything runs."""
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text):
         """Return what as_text() gave."""
-        payload: dict[str, Any] = json.loads(text)
+        payload = json.loads(text)
         for name in ("prepared", "scratch", "out"):
             payload[name] = Path(payload[name])
         return cls(**payload)
 
-    def as_text(self) -> str:
+    def as_text(self):
         """Return it as one word of a command line."""
         return json.dumps(asdict(self), default=str)
 
     @property
-    def seconds_left(self) -> float:
+    def seconds_left(self):
         """Until the part is ended."""
         return self.ends_at - time.monotonic()
 
-    def write(self, **result: Any) -> None:
+    def write(self, **result):
         """Leave what was found so far; it is in the archive a moment later. A number that is none becomes null."""
         write_json(self.out / "found.json", json.loads(json.dumps(result), parse_constant=lambda _: None))
 
-    def make_setup(self, **changes: Any) -> "Setup":
+    def make_setup(self, **changes):
         """Return the model and the rows, 64 per step in bf16 on one GPU, changed so."""
         from benchmarks.throughput.groups import Setup
 
@@ -68,12 +68,12 @@ class Day:
         }  # fmt: skip
         return Setup(**{**payload, **changes})
 
-    def make_config(self, **changes: Any) -> dict[str, Any]:
+    def make_config(self, **changes):
         """Return what ranks are told (training/config.py): packs of a whole step, changed so."""
         text = self.make_setup().training(self.scratch / self.part)
         return {**text, "micro_batch_size": ROWS_PER_STEP, "packing": True, **changes}
 
-    def compute_mfu(self, tokens_per_second: float, *, gpu: str, precision: str) -> float | None:
+    def compute_mfu(self, tokens_per_second, *, gpu, precision):
         """Return the share of the card's peak that the documents' own operations take; None where that is not known.
 
         Operations of the documents alone: causal, no padding.

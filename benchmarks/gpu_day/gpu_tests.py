@@ -2,11 +2,8 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from benchmarks.gpu_day.day import Day
 
 _FOLDER = Path(__file__).resolve().parents[2] / "tests" / "gpu"
 
@@ -14,11 +11,11 @@ _FOLDER = Path(__file__).resolve().parents[2] / "tests" / "gpu"
 class _Outcomes:
     """Counts what pytest says of each test, and leaves the counts as they are known."""
 
-    def __init__(self, day: Day) -> None:
-        self._day, self._number = day, Counter[str]()
-        self._failed = list[str]()
+    def __init__(self, day):
+        self._day, self._number = day, Counter()
+        self._failed = []
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
+    def pytest_runtest_logreport(self, report):
         """Count a test once: where it was called, or where it failed or was skipped before."""
         if report.when != "call" and report.outcome == "passed":
             return
@@ -30,7 +27,7 @@ class _Outcomes:
         self._day.write(outcomes=dict(self._number), failed=self._failed, lines=lines)
 
 
-def run(day: Day) -> None:
+def run(day):
     """Run them. RuntimeError unless they pass."""
     words = [str(_FOLDER), "-q", *(["-k", "softmax"] if day.is_short else [])]
     code = pytest.main(words, plugins=[_Outcomes(day)])

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from benchmarks.gpu_day.day import Day
 from benchmarks.gpu_day.steps import SETTINGS
@@ -35,7 +34,7 @@ _COMMAND = (
 )
 
 
-def prepare(folder: Path, *, data: Path | None) -> None:
+def prepare(folder, *, data):
     """Write rows/, config.json and facts.json."""
     texts = token_rows(data, _NUM_ROWS)
     write_rows(folder / "rows", texts.rows)
@@ -44,7 +43,7 @@ def prepare(folder: Path, *, data: Path | None) -> None:
     write_json(folder / "facts.json", {**facts, **lengths_of(map(len, texts.rows), _SEQ_LEN)})
 
 
-def rehearse(prepared: Path) -> dict[str, dict[str, dict[str, Any]]]:
+def rehearse(prepared):
     """Return, for each card and setting, the memory and the speed that are foretold; compiled as if it were not."""
     from tasks.rehearsal.cards import CARDS
     from tasks.rehearsal.cell import weigh_step
@@ -53,7 +52,7 @@ def rehearse(prepared: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
     day = Day(part="kit", prepared=prepared, scratch=prepared, out=prepared, ends_at=0.0, is_short=False)
     cards = [CARDS[name] for name in _CARDS if name in CARDS]
-    results: dict[str, dict[str, dict[str, Any]]] = {card.name: {} for card in cards}
+    results = {card.name: {} for card in cards}
     for name, changes in (each for settings in SETTINGS.values() for each in settings.items()):
         config = parse_config(day.make_config(model_dir=str(prepared), **changes))
         step = rehearse_step(config, capability=cards[0].capability)
@@ -67,7 +66,7 @@ def rehearse(prepared: Path) -> dict[str, dict[str, dict[str, Any]]]:
     return results
 
 
-def count_bytes(tree: Path, folder: Path) -> tuple[int, int]:
+def count_bytes(tree, folder):
     """Return the bytes of what git does not ignore in the tree, and of the folder."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=tree, capture_output=True, text=True, check=True).stdout.split("\0")
@@ -76,14 +75,14 @@ def count_bytes(tree: Path, folder: Path) -> tuple[int, int]:
     return sum(file.stat().st_size for file in files), sum(file.stat().st_size for file in carried)
 
 
-def make_command(folder: Path, *, minutes: float) -> str:
+def make_command(folder, *, minutes):
     """Return what is typed in the root of the tree there; wheels, if there are any, are installed first."""
     wheels = folder / "wheels"
     install = _INSTALL.format(wheels=wheels) if list(wheels.glob("*.whl")) else ""
     return install + _COMMAND.format(prepared=folder / "prepared", minutes=minutes)
 
 
-def main() -> None:
+def main():
     """Make the folder and print the command."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_day.kit", description=__doc__)
     parser.add_argument("--data", type=Path, help=f"folder with abstracts and tokenizer (else ${DATA_VARIABLE})")

@@ -8,7 +8,7 @@ import traceback
 from ddp_audit.process.lifeline import end_with_parent
 
 
-def main(module: str, text: str) -> int:
+def main(module, text):
     """Run the part; return the exit code."""
     end_with_parent()
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "4"}

@@ -2,17 +2,14 @@
 
 import gc
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu_day.day import Day
 from benchmarks.gpu_day.steps import SETTINGS
-from training.config import TrainingConfig, parse_config
+from training.config import parse_config
 from training.probing.variants import Variant, build_variant, load_micro_batches
-from training.process.distributed import Ranks, join_ranks
+from training.process.distributed import join_ranks
 
 _NAMES = {"packed, 64 rows": "eager", "packed, 64 rows, compiled": "compiled"}
 _MOST_KERNELS = 12
@@ -20,9 +17,9 @@ Kernel = tuple[str, float, float]
 """Name, start and microseconds."""
 
 
-def run(day: Day) -> None:
+def run(day):
     """Profile one step of each."""
-    config, results = parse_config(day.make_config()), dict[str, Any]()
+    config, results = parse_config(day.make_config()), {}
     with join_ranks(config) as ranks:
         for setting, part in _NAMES.items():
             results[setting] = summarize(_record(config, ranks, SETTINGS[part][setting]))
@@ -32,7 +29,7 @@ def run(day: Day) -> None:
             torch.cuda.empty_cache()
 
 
-def _record(config: TrainingConfig, ranks: Ranks, changes: dict[str, Any]) -> list[Kernel]:
+def _record(config, ranks, changes):
     """Return the kernels of a step; that of the same rows before it, which costs more, is not among them."""
     made = build_variant(Variant(overrides=changes), config, ranks)
     for micro_batches, step, _ in load_micro_batches(made, ranks, [1], "device"):
@@ -44,10 +41,10 @@ def _record(config: TrainingConfig, ranks: Ranks, changes: dict[str, Any]) -> li
     return [(event.name, event.time_range.start, event.time_range.elapsed_us()) for event in events]
 
 
-def summarize(kernels: Sequence[Kernel]) -> dict[str, Any]:
+def summarize(kernels):
     """Return milliseconds from the first kernel to the last, how many of them none ran in, and the longest by name."""
     busy, end = 0.0, float("-inf")
-    by_name, number = dict[str, float](), Counter[str]()
+    by_name, number = {}, Counter()
     for name, start, microseconds in sorted(kernels, key=lambda item: item[1]):
         busy += max(0.0, start + microseconds - max(start, end))
         end = max(end, start + microseconds)
@@ -65,7 +62,7 @@ def summarize(kernels: Sequence[Kernel]) -> dict[str, Any]:
     }
 
 
-def _format(results: dict[str, Any]) -> str:
+def _format(results):
     """Return the summary in a line, with the three longest."""
     longest = "; ".join(
         f"{item['ms']:.1f} ms in {item['number']} x {item['kernel'][:60]}" for item in results["longest"][:3]

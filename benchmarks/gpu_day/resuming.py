@@ -5,11 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-from benchmarks.gpu_day.day import ROWS_PER_STEP, Day
+from benchmarks.gpu_day.day import ROWS_PER_STEP
 from benchmarks.throughput.rows import write_first_rows
 from training.process.failure import EXIT_PREEMPTED
 from training.process.files import write_json
@@ -17,7 +14,7 @@ from training.process.files import write_json
 _NUM_STEPS, _STOP_AFTER = 12, 5
 
 
-def run(day: Day) -> None:
+def run(day):
     """Run it. RuntimeError unless it stops and goes on as it should."""
     work = day.scratch / day.part
     num_rows = _NUM_STEPS * ROWS_PER_STEP
@@ -44,7 +41,7 @@ def run(day: Day) -> None:
         raise RuntimeError(f"it went on at step {second['first_step']} and ended with {second['exit_code']}")
 
 
-def _launch(config: Path, work: Path, *, stops_after: int = 0) -> dict[str, Any]:
+def _launch(config, work, *, stops_after=0):
     """Start it, ask it to stop after a step if one is given; return how it went."""
     stream = work / "steps.jsonl"
     stream.unlink(missing_ok=True)
@@ -67,7 +64,7 @@ def _launch(config: Path, work: Path, *, stops_after: int = 0) -> dict[str, Any]
     }
 
 
-def _list_steps(stream: Path) -> Iterator[int]:
+def _list_steps(stream):
     """Yield the steps that are told so far; a line that is still being written is left out."""
     whole = stream.read_text().rpartition("\n")[0] if stream.exists() else ""
     lines = (json.loads(line) for line in whole.splitlines())

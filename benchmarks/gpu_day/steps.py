@@ -1,18 +1,16 @@
 """Timed steps of several settings, one after another on one rank: speed, what the host needs, memory."""
 
 import traceback
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.gpu_day.day import Day
-from training.config import TrainingConfig, parse_config
+from training.config import parse_config
 from training.probing.timed_blocks import Block, BlockRunner
 from training.probing.variants import Variant
-from training.process.distributed import Ranks, join_ranks
+from training.process.distributed import join_ranks
 
-SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+SETTINGS = {
     "eager": {
         "packed, 64 rows": {},
         "packed, 16 rows": {"micro_batch_size": 16},
@@ -33,9 +31,9 @@ _SHARE_OF_BLOCKS = 0.6
 """Of a setting's time, at most."""
 
 
-def run(day: Day) -> None:
+def run(day):
     """Time every setting of the part. RuntimeError if one failed, after all others."""
-    config, results = parse_config(day.make_config()), dict[str, Any]()
+    config, results = parse_config(day.make_config()), {}
     torch.set_num_threads(config.threads_per_rank)
     settings = SETTINGS[day.part]
     with join_ranks(config) as ranks:
@@ -56,12 +54,10 @@ def run(day: Day) -> None:
         raise RuntimeError(f"{failed[0]}: {results[failed[0]]['failed']}")
 
 
-def _time_setting(
-    day: Day, runner: BlockRunner, ranks: Ranks, config: TrainingConfig, changes: dict[str, Any], *, seconds: float
-) -> dict[str, Any]:
+def _time_setting(day, runner, ranks, config, changes, *, seconds):
     variant = _make_variant(changes)
     facts = runner.facts(variant)
-    spent, blocks = 0.0, list[dict[str, Any]]()
+    spent, blocks = 0.0, []
     num_blocks, num_steps = (1, 1) if day.is_short else (_BLOCKS, _STEPS_PER_BLOCK)
     while len(blocks) < num_blocks and (not blocks or spent < _SHARE_OF_BLOCKS * seconds):
         first = len(blocks) * num_steps
@@ -83,7 +79,7 @@ def _time_setting(
     }
 
 
-def _time_host(day: Day, runner: BlockRunner, changes: dict[str, Any]) -> float:
+def _time_host(day, runner, changes):
     """Return the milliseconds of a step whose rows are cut to a few tokens."""
     variant = _make_variant({**changes, "seq_len": _HOST_TOKENS})
     steps = [1] * (1 if day.is_short else 2 * _STEPS_PER_BLOCK)
@@ -91,6 +87,6 @@ def _time_host(day: Day, runner: BlockRunner, changes: dict[str, Any]) -> float:
     return float(block["seconds"] / len(steps) * 1e3)
 
 
-def _make_variant(changes: dict[str, Any]) -> Variant:
+def _make_variant(changes):
     overrides = {name: value for name, value in changes.items() if name != "strategy"}
     return Variant(strategy=changes.get("strategy"), overrides=overrides)

@@ -2,9 +2,7 @@
 
 import json
 import tarfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from training.process.files import replace_file, write_json
@@ -31,7 +29,7 @@ class Ended:
     """What it wrote; {} if nothing."""
 
 
-def format_summary(ended: Sequence[Ended], rehearsed: dict[str, Any], *, is_phantom: bool) -> str:
+def format_summary(ended, rehearsed, *, is_phantom):
     """Return it as markdown.
 
     `rehearsed`: card -> setting -> what was foretold. Of a phantom, which computes nothing, neither times nor losses.
@@ -62,7 +60,7 @@ def format_summary(ended: Sequence[Ended], rehearsed: dict[str, Any], *, is_phan
     )  # fmt: skip
 
 
-def write_archive(archive: Path, results: Path, ended: Sequence[Ended], summary: str) -> None:
+def write_archive(archive, results, ended, summary):
     """Write the summary, and of every part its log's end and what it found, as one file that is whole or the last."""
     write_json(results / "summary.json", [asdict(part) for part in ended])
     (results / "summary.md").write_text(summary + "\n", encoding="utf-8")
@@ -75,14 +73,13 @@ def write_archive(archive: Path, results: Path, ended: Sequence[Ended], summary:
                 packed.add(file, arcname=f"gpu-day/{file.relative_to(results)}")
 
 
-def read_rehearsed(prepared: Path) -> dict[str, Any]:
+def read_rehearsed(prepared):
     """Return what the kit foretold; {} where it did not."""
     path = prepared / "rehearsed.json"
-    results: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
-    return results
+    return json.loads(path.read_bytes()) if path.exists() else {}
 
 
-def _describe(card: dict[str, Any], *, is_phantom: bool) -> str:
+def _describe(card, *, is_phantom):
     if not card:
         return "Nothing is known of the card."
     versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items())
@@ -93,7 +90,7 @@ def _describe(card: dict[str, Any], *, is_phantom: bool) -> str:
     return f"{what} Copies {copied:.2f} TB/s (read and written), a product of 8192 in bf16 {product:.0f} TFLOP/s."
 
 
-def _make_row(name: str, results: dict[str, Any], foretold: dict[str, Any]) -> list[str]:
+def _make_row(name, results, foretold):
     speeds = [_format(foretold.get(key), ",.0f") for key in ("lowest_tokens_per_second", "highest_tokens_per_second")]
     return [
         name if "failed" not in results else f"{name}: {results['failed'].replace('|', '/')}",
@@ -106,5 +103,5 @@ def _make_row(name: str, results: dict[str, Any], foretold: dict[str, Any]) -> l
     ]  # fmt: skip
 
 
-def _format(value: float | None, how: str) -> str:
+def _format(value, how):
     return "" if value is None else format(value, how)

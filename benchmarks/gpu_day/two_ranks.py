@@ -7,9 +7,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Any
 
-from benchmarks.gpu_day.day import Day
 from benchmarks.throughput.rows import write_first_rows, write_random_model
 from tasks.equivalence.differences import Differences
 from tasks.equivalence.updates import check_update
@@ -27,14 +25,14 @@ _MOST_LOSS, _MOST_WEIGHTS = 1e-5, 1e-5
 """Relative differences that count as equal."""
 
 
-def run(day: Day) -> None:
+def run(day):
     """Train with each strategy at once, then compare. RuntimeError if ranks do not end well."""
     shape = json.loads((day.prepared / "config.json").read_bytes())
     vocab_size = min(_SMALL["vocab_size"], shape["vocab_size"])
     model = write_random_model(day.scratch / "small", {**shape, **_SMALL, "vocab_size": vocab_size})
     num_rows = _STEPS * _ROWS_PER_STEP
     rows = write_first_rows(day.scratch / "few-rows", day.prepared / "rows", num_rows, vocab_size=vocab_size)
-    launches, payload = dict[str, LocalRanks](), dict[str, dict[str, Any]]()
+    launches, payload = {}, {}
     for name, strategy in _STRATEGIES.items():
         payload[name] = _make_config(day, model, rows, strategy=strategy)
         if name == _CHECKED:
@@ -60,7 +58,7 @@ def run(day: Day) -> None:
             launch.stop(grace_seconds=0.0)
 
 
-def _make_config(day: Day, model: Path, rows: Path, *, strategy: str) -> dict[str, Any]:
+def _make_config(day, model, rows, *, strategy):
     num_rows = _STEPS * _ROWS_PER_STEP
     setup = day.make_setup(
         model_dir=model, slice_dir=rows, num_rows=num_rows, global_batch_size=_ROWS_PER_STEP, precision="fp32",
@@ -70,9 +68,9 @@ def _make_config(day: Day, model: Path, rows: Path, *, strategy: str) -> dict[st
     return {**text, "strategy": strategy, "oversubscribe": True, "micro_batch_size": 4, "log_every_steps": 1}
 
 
-def _follow(day: Day, launches: dict[str, LocalRanks], checked: dict[str, Any]) -> tuple[dict[str, float], list[str]]:
+def _follow(day, launches, checked):
     """Return the seconds of those that ended well, and the others; compute updates of `checked` twice meanwhile."""
-    started, ended, failed = time.perf_counter(), dict[str, float](), list[str]()
+    started, ended, failed = time.perf_counter(), {}, []
     while len(ended) + len(failed) < len(launches):
         for name, launch in launches.items():
             if name not in ended and name not in failed and not launch.is_running:
@@ -86,7 +84,7 @@ def _follow(day: Day, launches: dict[str, LocalRanks], checked: dict[str, Any]) 
     return ended, failed
 
 
-def _replay(payload: dict[str, Any]) -> None:
+def _replay(payload):
     """Compute the update that the ranks wait for, if they do."""
     folder = Path(payload["work_dir"]) / UPDATES_FOLDER
     if not (folder / FACTS).exists() or (folder / RESULT).exists():
@@ -98,7 +96,7 @@ def _replay(payload: dict[str, Any]) -> None:
     write_json(folder / RESULT, dataclasses.asdict(check_update(config, OneProcess(config), folder)))
 
 
-def read_end(work: Path) -> dict[str, Any]:
+def read_end(work):
     """Return the losses of a training's steps, its weights at the end, and what was found of its updates."""
     lines = [json.loads(line) for line in (work / "steps.jsonl").read_text().splitlines()]
     (weights,) = work.glob("segments/*/*-epoch-1.pt")
@@ -107,7 +105,7 @@ def read_end(work: Path) -> dict[str, Any]:
     return {"losses": losses, "weights": load_tensors(weights), "updates": updates}
 
 
-def _compare(results: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+def _compare(results, expected):
     """Return the largest relative difference of a loss, and that of the weights."""
     losses = [
         abs(loss - other) / max(other, 1e-9) for loss, other in zip(results["losses"], expected["losses"], strict=True)
@@ -119,7 +117,7 @@ def _compare(results: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any
     return {"loss": max(losses), "weights": weights, "is_equal": max(losses) < _MOST_LOSS and weights < _MOST_WEIGHTS}
 
 
-def _format(compared: dict[str, dict[str, Any]], updates: list[dict[str, Any]]) -> list[str]:
+def _format(compared, updates):
     lines = [
         f"{name}: {'equal' if item['is_equal'] else 'NOT EQUAL'}, loss {item['loss']:.1e} and weights "
         f"{item['weights']:.1e} from 1 rank's"

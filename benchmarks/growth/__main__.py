@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import linear_regression
 
@@ -51,7 +50,7 @@ Points = dict[str, dict[int, dict[str, float]]]
 """Part -> size -> seconds and memory_mib."""
 
 
-def short_texts(num_rows: int) -> Iterator[str]:
+def short_texts(num_rows):
     """Yield short texts without end of the built-in corpus: its sentences over and over, each with a number."""
     from tasks.data.builtin.corpus import read_corpus
 
@@ -61,7 +60,7 @@ def short_texts(num_rows: int) -> Iterator[str]:
         yield f"{number} {sentences[number % len(sentences)]}"
 
 
-def write_texts(file: Path, num_rows: int) -> None:
+def write_texts(file, num_rows):
     """Write the texts as a data set, in batches."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -72,7 +71,7 @@ def write_texts(file: Path, num_rows: int) -> None:
             writer.write_table(pa.table({"text": batch}, schema=schema))
 
 
-def ready(work: Path, num_rows: int) -> None:
+def ready(work, num_rows):
     """Place what the parts begin with: texts, the built-in model, what a training is told."""
     from tasks.data.builtin.corpus import read_corpus
     from tasks.data.builtin.tiny_models import NUM_TOKENIZER_ROWS, write_tiny_qwen2
@@ -92,20 +91,19 @@ def ready(work: Path, num_rows: int) -> None:
     write_json(work / "training.json", setup.training(work) | {"micro_batch_size": 4})
 
 
-def measure(part: str, work: Path, size: int) -> dict[str, float]:
+def measure(part, work, size):
     """Return the seconds and memory_mib of a part, from a process of its own. Raises RuntimeError if it fails."""
     command = [sys.executable, "-m", "benchmarks.growth.parts", part, "--work", str(work), "--size", str(size)]
     environment = {**os.environ, "PYTHONPATH": str(_PROJECT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{part} at {size}: {done.stderr[-2_000:]}")
-    results: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return results
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def grow(folder: Path, *, rows: Sequence[int], epochs: Sequence[int], steps: Sequence[int], console: Console) -> Points:
+def grow(folder, *, rows, epochs, steps, console):
     """Return every part at every size; steps are those of the smallest slice, over and over."""
-    points: Points = {part: {} for part in PARTS}
+    points = {part: {} for part in PARTS}
     for size in rows:
         work = folder / f"rows-{size}"
         ready(work, size)
@@ -123,7 +121,7 @@ def grow(folder: Path, *, rows: Sequence[int], epochs: Sequence[int], steps: Seq
     return points
 
 
-def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
+def exponent(sizes, values):
     """Return b of value = a * size^b through the points, by least squares of the logarithms; 1.0 is linear.
 
     Raises ValueError for fewer than two sizes or a value that is not above 0.
@@ -135,7 +133,7 @@ def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
     return linear_regression([math.log(size) for size in sizes], [math.log(value) for value in values]).slope
 
 
-def rows_of(points: Points) -> list[list[str]]:
+def rows_of(points):
     """Return the table: a row per part and size, the judgement beside the largest."""
     rows = []
     for part, point in points.items():
@@ -149,7 +147,7 @@ def rows_of(points: Points) -> list[list[str]]:
     return rows
 
 
-def judgement(results: dict[int, dict[str, float]], unit: str) -> list[str]:
+def judgement(results, unit):
     """Return both exponents of the seconds and whether the steeper one is linear; what memory grows by and whether
     that is little."""
     sizes = sorted(results)
@@ -161,7 +159,7 @@ def judgement(results: dict[int, dict[str, float]], unit: str) -> list[str]:
     return [f"{whole:.2f}", f"{last:.2f}", "yes" if is_linear else "no", grown, "yes" if is_little else "no"]
 
 
-def _shown(results: dict[str, float]) -> str:
+def _shown(results):
     return f"{results['seconds']:.3f} s, {results['memory_mib']:.0f} MiB"
 
 
@@ -176,7 +174,7 @@ _METHOD = (
 )
 
 
-def _main() -> None:
+def _main():
     parser = argparse.ArgumentParser(prog="benchmarks.growth", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="*", default=[1_000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--epochs", type=int, nargs="*", default=list(_EPOCHS))

@@ -1,14 +1,12 @@
 """A finished comparison of any size, as the stages leave it for the report; its figures are made up."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tasks.params import Params
 from tasks.params.train import NOT_FOR_RANKS
-from tasks.records.outputs import Outputs, read_outputs
+from tasks.records.outputs import read_outputs
 from tasks.records.run import SealedFile
 from training.process.files import digest_json, write_json
 from training.record.ledger_file import LEDGER, LEDGER_DTYPE
@@ -22,7 +20,7 @@ _STEP_SECONDS = {1: 0.5, 2: 0.3}
 _DIGESTS = {"base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16, "numerics_version": 1}
 
 
-def write_finished(folder: Path, *, num_rows: int, epochs: int) -> None:
+def write_finished(folder, *, num_rows, epochs):
     """Write what the report reads, of cells with 1 and 2 processes over one range; nothing else that a run leaves."""
     rows, heldout = f"0-{num_rows}", f"{num_rows}-{num_rows + _HELDOUT_ROWS}"
     params = {
@@ -50,22 +48,20 @@ def write_finished(folder: Path, *, num_rows: int, epochs: int) -> None:
     )
 
 
-def write_ledger(
-    segment: Path, *, rank: np.ndarray, step: np.ndarray, row_id: np.ndarray, num_tokens: np.ndarray
-) -> None:
+def write_ledger(segment, *, rank, step, row_id, num_tokens):
     """Write the ledger of a finished segment, and seal what is there."""
     np.stack([rank, step, row_id, num_tokens], axis=1).astype(LEDGER_DTYPE).tofile(segment / LEDGER)
     seal_segment(segment)
 
 
-def seal_segment(segment: Path) -> None:
+def seal_segment(segment):
     """Write as much of a segment's receipt as says what its files are."""
     files = [file for file in sorted(segment.iterdir()) if file.name != RECEIPT]
     content = {"files": {file.name: SealedFile.describe(file).model_dump() for file in files}}
     write_json(segment / RECEIPT, content | {"digest": digest_json(content)})
 
 
-def outputs_of(folder: Path) -> Outputs:
+def outputs_of(folder):
     """Return what was written as the report reads it."""
     return read_outputs(
         Params.model_validate(json.loads((folder / "params.json").read_bytes())),
@@ -75,7 +71,7 @@ def outputs_of(folder: Path) -> Outputs:
     )  # fmt: skip
 
 
-def _write_sources(folder: Path, num_rows: int) -> None:
+def _write_sources(folder, num_rows):
     source = {"kind": "builtin", "revision": None, "commit": None, "split": "train"}
     raw = {
         "source": "hub:made/up",
@@ -93,7 +89,7 @@ def _write_sources(folder: Path, num_rows: int) -> None:
     write_json(folder / "machine.json", machine | {"driver": None, "versions": {"python": "3.11"}})
 
 
-def _write_slice(folder: Path, name: str) -> None:
+def _write_slice(folder, name):
     start, end = map(int, name.split("-"))
     folder.mkdir(parents=True)
     np.save(folder / "row_ids.npy", np.arange(start, end))
@@ -102,7 +98,7 @@ def _write_slice(folder: Path, name: str) -> None:
     write_json(folder / "manifest.json", facts)
 
 
-def _write_run(folder: Path, world_size: int, num_rows: int, train: dict[str, Any]) -> None:
+def _write_run(folder, world_size, num_rows, train):
     epochs = train["epochs"]
     setting = {
         "train": {name: value for name, value in train.items() if name not in NOT_FOR_RANKS},
@@ -141,7 +137,7 @@ def _write_run(folder: Path, world_size: int, num_rows: int, train: dict[str, An
     )
 
 
-def _segment(world_size: int, num_rows: int, epoch: int, num_steps: int, first_step: int) -> dict[str, Any]:
+def _segment(world_size, num_rows, epoch, num_steps, first_step):
     seconds = _STEP_SECONDS[world_size] * num_steps
     is_spread, num_bytes = world_size > 1, 4 * _NUM_PARAMETERS
     losses = [_loss(first_step + number) for number in range(num_steps)]
@@ -163,7 +159,7 @@ def _segment(world_size: int, num_rows: int, epoch: int, num_steps: int, first_s
     }  # fmt: skip
 
 
-def _line(world_size: int, num_rows: int, epoch: int, num_steps: int, first_step: int, number: int) -> dict[str, Any]:
+def _line(world_size, num_rows, epoch, num_steps, first_step, number):
     num_samples = min(_ROWS_PER_STEP, num_rows - number * _ROWS_PER_STEP)
     return {
         "event": "step", "step": first_step + number, "range": f"0-{num_rows}", "epoch": epoch,
@@ -175,9 +171,9 @@ def _line(world_size: int, num_rows: int, epoch: int, num_steps: int, first_step
     }  # fmt: skip
 
 
-def _loss(step: int) -> float:
+def _loss(step):
     return 2.0 + 2.0 / (1 + step / 100)
 
 
-def _checksum(epoch: int) -> str:
+def _checksum(epoch):
     return f"{epoch:016x}"

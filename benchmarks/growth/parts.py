@@ -8,9 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,12 +17,12 @@ SEQ_LEN = 64
 _NUM_TIMED_STEPS = 20
 
 
-def rows_file(work: Path) -> Path:
+def rows_file(work):
     """Return the texts that everything begins with."""
     return work / "texts.parquet"
 
 
-def _download(work: Path, num_rows: int) -> Callable[[], object]:
+def _download(work, num_rows):
     """Read a local source into the store, then place what is asked for: the stage `download` without the model."""
     from tasks.data.sources.row_store import RepeatedRows, place_rows, store_rows
     from tasks.params.sources import DatasetParams, RowRange
@@ -33,7 +31,7 @@ def _download(work: Path, num_rows: int) -> Callable[[], object]:
     heldout = RowRange(start=num_rows - num_rows // 100, end=num_rows)
     target = work / "rows.parquet"
 
-    def run() -> None:
+    def run():
         repeated = RepeatedRows(heldout)
         place_rows(store_rows(params, num_rows), num_rows, repeated=repeated, target=target)
         repeated.count()
@@ -41,7 +39,7 @@ def _download(work: Path, num_rows: int) -> Callable[[], object]:
     return run
 
 
-def _slice(work: Path, num_rows: int) -> Callable[[], object]:
+def _slice(work, num_rows):
     """Tokenise the placed rows: the stage `slice`."""
     from tasks.data.row_tokenizer import load_tokenizer
     from tasks.data.slicing.tokens import Texts
@@ -51,19 +49,19 @@ def _slice(work: Path, num_rows: int) -> Callable[[], object]:
     rows = Texts(rows=work / "rows.parquet", tokenizer=load_tokenizer(work / "model"), workload="causal_lm")
     part = RowRange(start=0, end=num_rows)
 
-    def run() -> None:
+    def run():
         folder = store_slice(part, rows)
         (work / "slice").symlink_to(folder.resolve())
 
     return run
 
 
-def _plan(work: Path, num_rows: int) -> Callable[[], object]:
+def _plan(work, num_rows):
     """Open the slice and plan an epoch of it: what a training does before its first step."""
     from training.data.batches import open_slice
     from training.data.plan import plan_segment
 
-    def run() -> Any:
+    def run():
         source = open_slice(work / "slice")
         plan = plan_segment(
             source.lengths(SEQ_LEN), seed=1, epoch=1, rows=f"0-{num_rows}",
@@ -74,7 +72,7 @@ def _plan(work: Path, num_rows: int) -> Callable[[], object]:
     return run
 
 
-def _step(work: Path, num_rows: int) -> Callable[[], object]:
+def _step(work, num_rows):
     """Run optimizer steps from all over the epoch, their micro-batches made on the spot."""
     import torch
 
@@ -86,12 +84,12 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
 
     torch.set_num_threads(1)
     config = read_config(work / "training.json")
-    source, plan, _ = _plan(work, num_rows)()  # type: ignore[misc]
+    source, plan, _ = _plan(work, num_rows)()
     with join_ranks(config) as ranks:
         strategy = single.STRATEGY.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
     numbers = np.linspace(1, plan.num_steps, _NUM_TIMED_STEPS).astype(int).tolist()
 
-    def item(number: int) -> None:
+    def item(number):
         step = plan.step(number)
         parts = list(make_micro_batches(source, step, rank=0, world_size=1, seq_len=SEQ_LEN, seed=(1, number)))
         strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
@@ -100,7 +98,7 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
     return lambda: [item(number) for number in numbers]
 
 
-def _record_of(work: Path, num_steps: int) -> Any:
+def _record_of(work, num_steps):
     """Return the empty record of a segment of so many steps."""
     from training.config import read_config
     from training.record.segment import SegmentRecord, format_utc_time
@@ -111,7 +109,7 @@ def _record_of(work: Path, num_steps: int) -> Any:
     return SegmentRecord(segment=segment, first_step=1, num_steps=num_steps, counters=counters, folder=work)
 
 
-def _facts(step: int) -> Any:
+def _facts(step):
     """Return a step as one rank has it, its numbers with as many digits as those of a real one."""
     from training.record.window import StepFacts
 
@@ -123,7 +121,7 @@ def _facts(step: int) -> Any:
     )  # fmt: skip
 
 
-def _enter(work: Path, num_rows: int) -> Callable[[], Any]:
+def _enter(work, num_rows):
     """Enter an epoch into its record, step by step: ledger and lines."""
     import torch
 
@@ -138,7 +136,7 @@ def _enter(work: Path, num_rows: int) -> Callable[[], Any]:
     with join_ranks(read_config(work / "training.json")) as ranks:
         ranks_here = ranks
 
-    def run() -> Any:
+    def run():
         for step in range(1, record.num_steps + 1):
             record.consume(step, 0, parts, result)
             record.add([_facts(step)])
@@ -149,7 +147,7 @@ def _enter(work: Path, num_rows: int) -> Callable[[], Any]:
     return run
 
 
-def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
+def _log_points(work, num_steps):
     """Do for so many optimizer steps all that a training does but the steps, with a log point after each of them."""
     import torch
 
@@ -161,7 +159,7 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
     from training.record.window import DivergenceRule, Window
     from training.step.strategy import StepResult
 
-    source, _, planned = _plan(work, num_steps)()  # type: ignore[misc]
+    source, _, planned = _plan(work, num_steps)()
     record, divergence = _record_of(work, num_steps), DivergenceRule()
     parts = list(make_micro_batches(source, planned, rank=0, world_size=1, seq_len=SEQ_LEN, seed=(1, 1)))
     result = StepResult(torch.ones(()), torch.ones(()))
@@ -169,7 +167,7 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
     with join_ranks(read_config(work / "training.json")) as ranks:
         window = Window(ranks)
 
-    def run() -> None:
+    def run():
         for step in range(1, num_steps + 1):
             record.consume(step, 0, parts, result)
             window.add(step, result, parts, planned=planned, learning_rate=1e-3 / step, data_wait_seconds=0.0)
@@ -182,7 +180,7 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
     return run
 
 
-def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
+def _checkpoint(work, num_rows):
     """Save a finished epoch: weights, optimizer, ledger, step lines, durably."""
     from training.config import read_config
     from training.process.distributed import join_ranks
@@ -208,7 +206,7 @@ def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     return lambda: store.save_finished(strategy, record, ranks, lambda: summary)
 
 
-def _report(work: Path, num_rows: int) -> Callable[[], object]:
+def _report(work, num_rows):
     """Check the gates and write the report of a comparison over so many rows, two cells, one epoch."""
     from benchmarks.growth.finished import write_finished
 
@@ -216,7 +214,7 @@ def _report(work: Path, num_rows: int) -> Callable[[], object]:
     return _reporting(work)
 
 
-def _report_epochs(work: Path, epochs: int) -> Callable[[], object]:
+def _report_epochs(work, epochs):
     """Check the gates and write the report of a comparison over so many epochs, two cells, 160 rows."""
     from benchmarks.growth.finished import write_finished
 
@@ -224,14 +222,14 @@ def _report_epochs(work: Path, epochs: int) -> Callable[[], object]:
     return _reporting(work)
 
 
-def _reporting(work: Path) -> Callable[[], object]:
+def _reporting(work):
     import matplotlib.figure  # noqa: F401  seconds that every report takes, whatever its size
     import pandas  # noqa: F401
 
     from benchmarks.growth.finished import outputs_of
     from tasks.report import make_report
 
-    def run() -> None:
+    def run():
         results = make_report(outputs_of(work / "finished"), work / "reports")
         failed = [gate.name for gate in results.gates if gate.outcome == "failed"]
         if failed:
@@ -240,7 +238,7 @@ def _reporting(work: Path) -> Callable[[], object]:
     return run
 
 
-PARTS: dict[str, Callable[[Path, int], Callable[[], object]]] = {
+PARTS = {
     "download": _download,
     "slice": _slice,
     "plan": _plan,
@@ -254,14 +252,14 @@ PARTS: dict[str, Callable[[Path, int], Callable[[], object]]] = {
 """Name -> what readies it and returns what is timed. Up to `log_points` each uses what earlier ones left."""
 
 
-def resident_mib(field: str) -> float:
+def resident_mib(field):
     """Return VmRSS (now) or VmHWM (most so far) of this process."""
     match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert match is not None
     return int(match[1]) / 1024
 
 
-def measured(run: Callable[[], object]) -> dict[str, float]:
+def measured(run):
     """Return the seconds it runs and memory_mib: the most that is resident meanwhile, beyond what was before."""
     Path("/proc/self/clear_refs").write_text("5")
     before = resident_mib("VmRSS")
@@ -271,7 +269,7 @@ def measured(run: Callable[[], object]) -> dict[str, float]:
     return {"seconds": seconds, "memory_mib": max(resident_mib("VmHWM") - before, 0.0)}
 
 
-def _main() -> None:
+def _main():
     parser = argparse.ArgumentParser(prog="benchmarks.growth.parts", description=__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--work", type=Path, required=True)

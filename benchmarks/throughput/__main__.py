@@ -7,7 +7,6 @@ import argparse
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.results_file import RESULTS, write_results
-from benchmarks.throughput.contest import OURS, Found, hold_contest, judge_contest, list_contest_rows
+from benchmarks.throughput.contest import OURS, hold_contest, judge_contest, list_contest_rows
 from benchmarks.throughput.groups import Setup
-from benchmarks.throughput.rows import DATA_VARIABLE, SIZES, Size, data_folder
+from benchmarks.throughput.rows import DATA_VARIABLE, SIZES, data_folder
 from benchmarks.throughput.trying import list_settings, select_best, try_settings
 
 _PEERS = {"causal_lm": ("published", "trainer", "accelerated")}
@@ -47,17 +46,15 @@ _NOT_CLAIMED = (
 )
 
 
-def run_contests(
-    sizes: Sequence[Size], work: Path, *, data: Path | None, seconds: float, say: Callable[[str], None]
-) -> tuple[list[Found], dict[str, Any]]:
+def run_contests(sizes, work, *, data, seconds, say):
     """Return the contest with every peer in every setup, and the models and settings that were tried."""
-    results, more = list[Found](), dict[str, Any](models={}, tried={})
+    results, more = [], dict[str, Any](models={}, tried={})
     for size in sizes:
         folder = work / size.name
         more["models"][size.name] = size.write(folder, data=data)
         for world_size in size.world_sizes:
             setup = _make_setup(size, folder, world_size)
-            tried = more["tried"][setup.name] = dict[str, Any]()
+            tried = more["tried"][setup.name] = {}
             for peer in (OURS, *_PEERS.get(size.workload, _OF_OTHERS)):
                 offered = list_settings(setup, peer, folder / "trying")
                 tried[peer] = try_settings(setup, peer, folder / "trying", settings=offered, say=say)
@@ -70,7 +67,7 @@ def run_contests(
     return results, more
 
 
-def _make_setup(size: Size, folder: Path, world_size: int) -> Setup:
+def _make_setup(size, folder, world_size):
     return Setup(
         name=f"{size.name}, {world_size} process{'es' * (world_size > 1)}", model_dir=folder / "model",
         slice_dir=folder / "rows", num_rows=len(np.load(folder / "rows" / "row_ids.npy")), world_size=world_size,
@@ -79,7 +76,7 @@ def _make_setup(size: Size, folder: Path, world_size: int) -> Setup:
     )  # fmt: skip
 
 
-def _main() -> None:
+def _main():
     parser = argparse.ArgumentParser(prog="benchmarks.throughput", description=__doc__)
     parser.add_argument("--data", type=Path, help=f"folder with abstracts and tokenizer (else ${DATA_VARIABLE})")
     parser.add_argument("--seconds", type=float, default=100.0, help="time budget of a contest")

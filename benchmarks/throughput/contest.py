@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,31 +54,31 @@ class Found:
     """Load average of five minutes when it ended, its own processes included."""
 
     @property
-    def num_rounds(self) -> int:
+    def num_rounds(self):
         """Return the rounds of two blocks of each."""
         return len(self.blocks[OURS].seconds) // 2
 
     @property
-    def cpu_ratio(self) -> Estimate | None:
+    def cpu_ratio(self):
         """Return CPU seconds of the peer / of ours, which other load hardly changes; without the wait for others."""
         return _estimate({name: blocks.cpu_seconds for name, blocks in self.blocks.items()}, self.peer)
 
     @property
-    def largest_loss_difference(self) -> float:
+    def largest_loss_difference(self):
         """Return that of any block from ours, relative."""
         pairs = zip(self.blocks[self.peer].losses, self.blocks[OURS].losses, strict=True)
         return max(abs(theirs / ours - 1) if ours else math.inf for theirs, ours in pairs)
 
     @property
-    def losses_agree(self) -> bool:
+    def losses_agree(self):
         """Whether both did the same work, by their losses."""
         return self.largest_loss_difference <= _LOSS_TOLERANCES[self.setup.precision]
 
-    def units_per_second(self, name: str) -> float:
+    def units_per_second(self, name):
         """Return the real tokens, or the images, of the blocks of one of both / their seconds."""
         return sum(self.blocks[name].num_units) / sum(self.blocks[name].seconds)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self):
         """Return everything, block by block."""
         return {
             "setup": {name: value for name, value in vars(self.setup).items() if not isinstance(value, Path)},
@@ -96,17 +96,7 @@ class Found:
         }
 
 
-def hold_contest(
-    setup: Setup,
-    peer: str,
-    work: Path,
-    *,
-    settings: Mapping[str, dict[str, Any]],
-    max_seconds: float,
-    half_width: float = 0.02,
-    min_rounds: int = MIN_ROUNDS,
-    ends_at: float = math.inf,
-) -> Found:
+def hold_contest(setup, peer, work, *, settings, max_seconds, half_width=0.02, min_rounds=MIN_ROUNDS, ends_at=math.inf):
     """Return how our units per second compare with the peer's, each at its setting.
 
     No round is begun that would end after `ends_at`, by time.monotonic(), but the first; there may then be no interval.
@@ -114,7 +104,7 @@ def hold_contest(
     names, blocks = (OURS, peer), {OURS: Blocks(), peer: Blocks()}
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
 
-    def look(confidence: float) -> dict[str, Estimate]:
+    def look(confidence):
         result = _estimate({name: block.seconds for name, block in blocks.items()}, peer, confidence=confidence)
         assert result is not None
         return {peer: result}
@@ -142,7 +132,7 @@ def hold_contest(
     )  # fmt: skip
 
 
-def _estimate(values: Mapping[str, list[float]], peer: str, *, confidence: float = 0.95) -> Estimate | None:
+def _estimate(values, peer, *, confidence=0.95):
     """Return the peer's values / ours with an interval; None of too few rounds."""
     theirs, ours = average_pairs(values[peer]), average_pairs(values[OURS])
     return compute_ratio(theirs, ours, confidence=confidence) if len(ours) >= FEWEST_ROUNDS else None
@@ -161,13 +151,13 @@ class Judged:
     is_reached: bool | None
     """Whether it is; None: not shown either way."""
 
-    def row(self) -> list[str]:
+    def row(self):
         """Return the row of a table."""
         words = {True: "reached", False: "missed", None: "no interval"}
         return [self.what, self.target, self.result, words[self.is_reached]]
 
 
-def judge_contest(result: Found) -> list[Judged]:
+def judge_contest(result):
     """Return the targets of a contest: speed, equal work, memory."""
     where, peer, ratio = result.setup.name, PEERS[result.peer], result.ratio
     least = _LEAST_RATIOS[result.setup.device][result.peer]
@@ -194,18 +184,18 @@ def judge_contest(result: Found) -> list[Judged]:
     return judged
 
 
-def format_ratio(result: Found) -> str:
+def format_ratio(result):
     """Return ours / theirs, with the interval if there is one."""
     if result.ratio is None:
         return f"{result.units_per_second(OURS) / result.units_per_second(result.peer):.2f}x"
     return _format_interval(result.ratio)
 
 
-def _format_interval(interval: Estimate) -> str:
+def _format_interval(interval):
     return f"{interval.value:.2f}x ({interval.low:.2f} to {interval.high:.2f})"
 
 
-def list_contest_rows(results: Sequence[Found]) -> list[list[str]]:
+def list_contest_rows(results):
     """Return the table of all contests, a row for each of both."""
     rows = []
     for result in results:

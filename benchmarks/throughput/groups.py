@@ -3,12 +3,10 @@
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from benchmarks.throughput.job import JOB_FILE, TRAINING_FILE, Job, read_job
+from benchmarks.throughput.job import JOB_FILE, TRAINING_FILE, read_job
 from tasks.measuring.workers import Workers
 from training.config import LOSS_CHUNK_ROWS
 from training.process.files import write_json
@@ -45,11 +43,11 @@ class Setup:
     """CPU threads of a process."""
 
     @property
-    def unit(self) -> str:
+    def unit(self):
         """What throughput counts: token, image."""
         return find_workload(self.workload).UNIT
 
-    def training(self, work: Path) -> dict[str, Any]:
+    def training(self, work):
         """Return what our ranks are told (training/config.py); the peers take model, rows and batch from it."""
         is_alone = self.world_size == 1
         segment = {"range": f"0-{self.num_rows}", "epoch": 1, "fingerprint": "benchmark"}
@@ -115,7 +113,7 @@ class Blocks:
     """All ranks together."""
 
 
-def write_job(setup: Setup, peer: str, work: Path) -> Job:
+def write_job(setup, peer, work):
     """Write what a peer's processes are told into its work folder; return the job."""
     write_json(work / TRAINING_FILE, setup.training(work))
     write_json(work / JOB_FILE, {"peer": peer, "steps_per_block": setup.steps_per_block})
@@ -125,23 +123,23 @@ def write_job(setup: Setup, peer: str, work: Path) -> Job:
 class Group:
     """The processes of one peer."""
 
-    def __init__(self, setup: Setup, peer: str, work: Path) -> None:
+    def __init__(self, setup, peer, work):
         self.job = write_job(setup, peer, work)
         text = dataclasses.replace(self.job.training, cell=f"{setup.name}, {peer}")
         self._workers = Workers(text, launcher="torchrun", stop=threading.Event(), module="benchmarks.throughput.rank")
         self._block = 0
 
-    def ready(self) -> None:
+    def ready(self):
         """Wait until its processes are there."""
         self._workers.wait_until_ready()
 
-    def use(self, setting: Mapping[str, Any], *, first_block: int = 0) -> None:
+    def use(self, setting, *, first_block=0):
         """Build what the setting asks for; blocks go on from `first_block`."""
         payload = {"setting": dict(setting), "first_block": first_block}
         self._workers.ask("use", **payload, doing=f"building {dict(setting)}")
         self._block = first_block
 
-    def run(self, blocks: Blocks) -> float:
+    def run(self, blocks):
         """Run the next block and enter what it came to; return its seconds."""
         outcome = self._workers.ask("run", block=self._block, doing="running a block")
         seconds = max(result["seconds"] for result in outcome)
@@ -153,13 +151,13 @@ class Group:
         self._block += 1
         return seconds
 
-    def close(self) -> None:
+    def close(self):
         """End its processes."""
         self._workers.close()
 
 
 @contextlib.contextmanager
-def groups(setup: Setup, peers: Sequence[str], work: Path) -> Iterator[dict[str, Group]]:
+def groups(setup, peers, work):
     """Yield the waiting processes of every peer, and end them afterwards."""
     with contextlib.ExitStack() as stack:
         results = {}

@@ -1,10 +1,7 @@
 """What all peers train on: the same rows in the same blocks, whatever each of them makes of it."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -37,74 +34,73 @@ class Job:
     """(num_rows,) int64: the rows in the order of the plan that our own ranks follow."""
 
     @property
-    def global_batch_size(self) -> int:
+    def global_batch_size(self):
         """Samples per optimizer step, all ranks together."""
         return self.training.global_batch_size
 
     @property
-    def num_blocks(self) -> int:
+    def num_blocks(self):
         """Blocks until the rows begin again; each has one step more than are timed, to warm up."""
         return len(self.order) // self.global_batch_size // (self.steps_per_block + 1)
 
     @property
-    def micro_batch_sizes(self) -> list[int]:
+    def micro_batch_sizes(self):
         """Rows of a micro-batch that are worth trying on a CPU: those that split the rank's share."""
         share = self.global_batch_size // self.training.world_size
         # Small ones have few logits, of which there are many only where every token has some.
         sizes = (1, 2, 4, 8) if self.training.workload == "causal_lm" else (4, 8, 16, 32)
         return [size for size in sizes if size <= share and share % size == 0] or [share]
 
-    def steps_of(self, block: int) -> list[int]:
+    def steps_of(self, block):
         """Return the steps of a block, from 1: consecutive ones, of which the first is not timed."""
         first = (block % self.num_blocks) * (self.steps_per_block + 1) + 1
         return list(range(first, first + self.steps_per_block + 1))
 
-    def rows_of(self, step: int) -> np.ndarray:
+    def rows_of(self, step):
         """Return the rows of a step's global batch: (global_batch_size,) int64."""
         start = (step - 1) * self.global_batch_size
         return self.order[start : start + self.global_batch_size]
 
-    def tokens(self, row: int) -> np.ndarray:
+    def tokens(self, row):
         """Return the tokens of a row of text, cut to the sequence length: (length,) int32."""
-        texts: Any = self.source
-        result: np.ndarray = texts.row(row, self.training.seq_len)
-        return result
+        texts = self.source
+        return texts.row(row, self.training.seq_len)
 
-    def rows_by_length(self, rows: np.ndarray) -> np.ndarray:
+    def rows_by_length(self, rows):
         """Return the rows, longest first."""
         lengths = self.source.lengths(self.training.seq_len)[rows]
         return rows[np.argsort(-lengths, kind="stable")]
 
-    def sequence(self, *, by_length: bool, first_block: int = 0) -> list[int]:
+    def sequence(self, *, by_length, first_block=0):
         """Return all rows of all blocks in order, from `first_block` on and round to it.
 
         By length: the timed rows of a block are sorted as a whole, so that a micro-batch has rows of like length, and
         a block still has the rows that it has for everybody.
         """
-        rows: list[np.ndarray] = []
+        rows = []
         for block in range(first_block, first_block + self.num_blocks):
             lead_in, *timed = (self.rows_of(step) for step in self.steps_of(block))
             batch = np.concatenate(timed)
             rows += [lead_in, self.rows_by_length(batch) if by_length else batch]
         return [int(row) for row in np.concatenate(rows)]
 
-    def num_units(self, block: int) -> int:
+    def num_units(self, block):
         """Return the real tokens, without padding, or images of a block's timed steps, all ranks together."""
         counts_tokens = find_workload(self.training.workload).UNIT == "token"
         count = self.source.lengths if counts_tokens else self.source.num_tokens
         return self._sum_timed(count(self.training.seq_len), block)
 
-    def num_targets(self, block: int) -> int:
+    def num_targets(self, block):
         """Return what is predicted in them: all tokens but the first of every row, or the class of every row."""
         return self._sum_timed(self.source.num_targets(self.training.seq_len), block)
 
-    def _sum_timed(self, of_rows: np.ndarray, block: int) -> int:
+    def _sum_timed(self, of_rows, block):
         return int(sum(of_rows[self.rows_of(step)].sum() for step in self.steps_of(block)[1:]))
 
 
-def read_job(folder: Path) -> Job:
+def read_job(folder):
     """Return the job whose files stand in a peer's work folder; raises ValueError for rows too few for a block."""
-    raw: dict[str, Any] = json.loads((folder / JOB_FILE).read_bytes())
+    raw = json.loads((folder / JOB_FILE).read_bytes())
     training = read_config(folder / TRAINING_FILE)
     segment = training.segments[0]
     source = find_workload(training.workload).open_slice(segment.slice_dir)
@@ -121,7 +117,7 @@ def read_job(folder: Path) -> Job:
     return job
 
 
-def padded(rows: Sequence[np.ndarray], *, length: int, multiple_of: int = 1) -> dict[str, Any]:
+def padded(rows, *, length, multiple_of=1):
     """Return rows of tokens as a padded micro-batch: input_ids, attention_mask and labels, each (rows, length) int64.
 
     As transformers' models expect it: labels are the tokens themselves, -100 where there is padding.

@@ -6,12 +6,11 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 from ddp_audit.process.lifeline import end_with_parent
 
 
-def main() -> int:
+def main():
     """Run the peer of the config's folder until nobody asks any more."""
     end_with_parent()
     parser = argparse.ArgumentParser(prog="benchmarks.throughput.rank", description=__doc__)
@@ -26,7 +25,7 @@ def main() -> int:
 
     job = read_job(arguments.config.parent)
     torch.set_num_threads(job.training.threads_per_rank)
-    peer: Any = importlib.import_module(f"benchmarks.throughput.peers.{job.peer}")
+    peer = importlib.import_module(f"benchmarks.throughput.peers.{job.peer}")
     turns = Turns(arguments.serve, rank=int(os.environ["RANK"]), device=torch.device(job.training.device))
     peer.run(job, turns)
     return 0

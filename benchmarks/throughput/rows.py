@@ -6,10 +6,8 @@ import itertools
 import lzma
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +30,7 @@ class TokenRows:
     """Which texts and which tokenizer."""
 
 
-def data_folder(named: Path | None) -> Path | None:
+def data_folder(named):
     """Return the folder that the option or else the environment names; None for the built-in text.
 
     Raises ValueError if it holds no abstracts.
@@ -43,15 +41,15 @@ def data_folder(named: Path | None) -> Path | None:
     return folder
 
 
-def abstract_texts(folder: Path, num_rows: int) -> list[str]:
+def abstract_texts(folder, num_rows):
     """Return the first abstracts."""
     return _abstract_column(folder, "text", num_rows)
 
 
-def _abstract_column(folder: Path, name: str, num_rows: int) -> list[str]:
+def _abstract_column(folder, name, num_rows):
     import pyarrow.parquet as pq
 
-    values: list[str] = []
+    values = []
     with pq.ParquetFile(folder / "arxiv_abstracts.parquet") as file:
         for batch in file.iter_batches(_BATCH_ROWS, columns=[name]):
             values += batch.column(0).to_pylist()
@@ -60,7 +58,7 @@ def _abstract_column(folder: Path, name: str, num_rows: int) -> list[str]:
     return values[:num_rows]
 
 
-def place_qwen2_tokenizer(data: Path, folder: Path) -> None:
+def place_qwen2_tokenizer(data, folder):
     """Unpack the Qwen2 tokenizer of the data folder as a transformers folder has it."""
     folder.mkdir(parents=True, exist_ok=True)
     packed = (data / "qwen2-tokenizer.json.xz").read_bytes()
@@ -70,7 +68,7 @@ def place_qwen2_tokenizer(data: Path, folder: Path) -> None:
 
 
 @functools.cache
-def token_rows(data: Path | None, num_rows: int) -> TokenRows:
+def token_rows(data, num_rows):
     """Return the first rows of the abstracts with Qwen2's tokenizer, or of the built-in text with its own."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -89,7 +87,7 @@ def token_rows(data: Path | None, num_rows: int) -> TokenRows:
     return TokenRows(rows=rows, vocab_size=size, label=label)
 
 
-def write_labelled_texts(data: Path | None, folder: Path, num_rows: int) -> str:
+def write_labelled_texts(data, folder, num_rows):
     """Write texts with their classes as rows/ and the built-in classifier for them as model/; return what they are.
 
     Classes are the packages of the built-in text, or the subjects of abstracts.
@@ -112,7 +110,7 @@ def write_labelled_texts(data: Path | None, folder: Path, num_rows: int) -> str:
     return f"{label}, tokenizer and model built in"
 
 
-def write_images(data: Path | None, folder: Path, num_rows: int, *, size: int) -> str:
+def write_images(data, folder, num_rows, *, size):
     """Write images with their classes as rows/ and the built-in ResNet18 for them as model/; return what they are.
 
     Photographs of hands where there are any, else the built-in digits; `size`: pixels of a side.
@@ -136,7 +134,7 @@ def write_images(data: Path | None, folder: Path, num_rows: int, *, size: int) -
         if isinstance(image, str):
             raise ValueError(f"{source}: {file.name}: {image}; allowed: images that can be decoded")
         images[place] = image.transpose(2, 0, 1)
-    arrays: dict[str, np.ndarray] = {
+    arrays = {
         "images": images,
         "labels": np.array([names.index(file.label) for file in files], dtype=np.int64),
         "row_ids": np.arange(len(files), dtype=np.int64),
@@ -149,21 +147,21 @@ def write_images(data: Path | None, folder: Path, num_rows: int, *, size: int) -
     return f"{label}, {size} x {size} pixels"
 
 
-def _tokenised(folder: Path, texts: Sequence[str], *, is_framed: bool = False) -> tuple[list[np.ndarray], int]:
+def _tokenised(folder, texts, *, is_framed=False):
     """Return the tokens of each text, and the size of the vocabulary; `is_framed`: as the tokenizer frames a text."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     backend = tokenizer.backend_tokenizer
     end = [] if is_framed else [tokenizer.eos_token_id]
-    rows: list[np.ndarray] = []
+    rows = []
     for start in range(0, len(texts), _BATCH_ROWS):
         encodings = backend.encode_batch_fast(list(texts[start : start + _BATCH_ROWS]), add_special_tokens=is_framed)
         rows += [np.array([*encoding.ids, *end], dtype=np.int32) for encoding in encodings]
     return rows, len(tokenizer)
 
 
-def write_rows(folder: Path, rows: "Sequence[np.ndarray] | np.ndarray", *, vocab_size: int | None = None) -> Path:
+def write_rows(folder, rows, *, vocab_size=None):
     """Write rows as a slice (training/data/batches.py) and return its folder.
 
     With `vocab_size`, ids above are folded below it by their remainder: a small model then has the real lengths, and
@@ -177,13 +175,13 @@ def write_rows(folder: Path, rows: "Sequence[np.ndarray] | np.ndarray", *, vocab
     return folder
 
 
-def write_first_rows(folder: Path, source: Path, num_rows: int, *, vocab_size: int | None = None) -> Path:
+def write_first_rows(folder, source, num_rows, *, vocab_size=None):
     """Write the first rows of a slice as one of their own; return its folder. `vocab_size` as above."""
     ends = np.load(source / "offsets.npy")[: num_rows + 1]
     return write_rows(folder, np.split(np.load(source / "tokens.npy")[: ends[-1]], ends[1:-1]), vocab_size=vocab_size)
 
 
-def write_tiny_training(model: Path, rows: Path, texts: Sequence[str]) -> list[np.ndarray]:
+def write_tiny_training(model, rows, texts):
     """Write the built-in model, its tokenizer made of these texts, and the texts as a slice; return their tokens."""
     from tokenizers import Tokenizer
 
@@ -196,7 +194,7 @@ def write_tiny_training(model: Path, rows: Path, texts: Sequence[str]) -> list[n
     return tokens
 
 
-def write_random_model(folder: Path, config: dict[str, Any], *, device: str = "cpu") -> Path:
+def write_random_model(folder, config, *, device="cpu"):
     """Write a transformers folder with a model of this config and random fp32 weights; return the folder.
 
     `device`: where they are drawn, which a CPU takes many seconds for if they are many.
@@ -216,7 +214,7 @@ def write_random_model(folder: Path, config: dict[str, Any], *, device: str = "c
     return folder
 
 
-def small_qwen2(vocab_size: int, **changes: int) -> dict[str, Any]:
+def small_qwen2(vocab_size, **changes):
     """Return the config of a Qwen2 that 2 CPU cores can train: 4 layers of 192."""
     return {
         "model_type": "qwen2", "vocab_size": vocab_size, "hidden_size": 192, "intermediate_size": 512,
@@ -225,7 +223,7 @@ def small_qwen2(vocab_size: int, **changes: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def lengths_of(lengths: Iterable[int], seq_len: int) -> dict[str, float]:
+def lengths_of(lengths, seq_len):
     """Return the mean tokens of rows of these after cutting, and the share of padding if all were `seq_len` long."""
     lengths = np.minimum(list(lengths), seq_len)
     return {"mean_tokens": float(lengths.mean()), "padding_share": float(1 - lengths.mean() / seq_len)}
@@ -254,7 +252,7 @@ class Size:
     shape: dict[str, int] = dataclasses.field(default_factory=dict)
     """Other fields of a language model's config than small_qwen2 has."""
 
-    def write(self, folder: Path, *, data: Path | None) -> str:
+    def write(self, folder, *, data):
         """Write model/ and rows/ into the folder; return what they are, in words."""
         if self.workload == "image_classification":
             what = write_images(data, folder, self.num_rows, size=self.seq_len)

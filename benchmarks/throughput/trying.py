@@ -2,11 +2,8 @@
 
 import importlib
 import statistics
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
-from benchmarks.throughput.groups import Blocks, Group, Setup, groups, write_job
+from benchmarks.throughput.groups import Blocks, groups, write_job
 from tasks.process.failure import DistributedError, ResourceError
 
 _VISITS = ((0, 1), (2,))
@@ -15,9 +12,7 @@ _NEARLY = 1.01
 """So much longer than the fastest is as good as it, and less memory counts."""
 
 
-def try_settings(
-    setup: Setup, peer: str, work: Path, *, settings: Sequence[dict[str, Any]], say: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def try_settings(setup, peer, work, *, settings, say):
     """Return the peer's settings, the fastest first, with the `seconds` of each block and how far they are `behind`.
 
     They take turns at the same blocks, there and back, so that no setting is always the last. On one process seconds
@@ -26,7 +21,7 @@ def try_settings(
 
     A setting that does not run stands last with its reason (`failed`). Raises ResourceError if none runs.
     """
-    tried: list[dict[str, Any]] = [{"setting": setting, "seconds": []} for setting in settings]
+    tried = [{"setting": setting, "seconds": []} for setting in settings]
     left = [(item, visit) for turn, visit in enumerate(_VISITS) for item in (tried[::-1] if turn % 2 else tried)]
     while left:
         with groups(setup, [peer], work) as result:
@@ -52,28 +47,27 @@ def try_settings(
     return sorted(ran, key=lambda item: float(item["behind"])) + [item for item in tried if "failed" in item]
 
 
-def find_behind(seconds: Sequence[Sequence[float]]) -> list[float]:
+def find_behind(seconds):
     """Return for each row its median ratio to the least of the same block; `seconds`: a row per setting."""
     least = [min(block) for block in zip(*seconds, strict=True)]
     return [statistics.median(item / best for item, best in zip(row, least, strict=True)) for row in seconds]
 
 
-def select_best(tried: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def select_best(tried):
     """Return the fastest setting, or one within 1 % of it that has smaller micro-batches: memory is judged too."""
     ran = [item for item in tried if "behind" in item]
     most = _NEARLY * min(item["behind"] for item in ran)
     near = [item for item in ran if item["behind"] <= most]
-    best: dict[str, Any] = min(near, key=lambda item: (item["setting"]["micro_batch_size"], item["behind"]))["setting"]
-    return best
+    return min(near, key=lambda item: (item["setting"]["micro_batch_size"], item["behind"]))["setting"]
 
 
-def list_settings(setup: Setup, peer: str, work: Path) -> list[dict[str, Any]]:
+def list_settings(setup, peer, work):
     """Return the settings that a peer offers."""
-    module: Any = importlib.import_module(f"benchmarks.throughput.peers.{peer}")
+    module = importlib.import_module(f"benchmarks.throughput.peers.{peer}")
     return list(module.settings(write_job(setup, peer, work / peer)))
 
 
-def _run_visit(group: Group, setting: dict[str, Any], visit: Sequence[int]) -> list[float]:
+def _run_visit(group, setting, visit):
     group.use(setting, first_block=visit[0])
     blocks = Blocks()
     for _ in visit:

@@ -3,15 +3,12 @@
 import json
 import re
 import time
-from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 
 class Turns:
@@ -19,17 +16,17 @@ class Turns:
 
     first_block = 0
 
-    def __init__(self, address: str, *, rank: int, device: torch.device) -> None:
+    def __init__(self, address, *, rank, device):
         connection = socket(AF_UNIX, SOCK_STREAM)
         connection.connect(address)
         self._line = Connection(connection.detach())
         self._rank = rank
         self._device = device
-        self._asked: dict[str, Any] | None = None
+        self._asked = None
         self._started = self._cpu_started = 0.0
         self._say({})
 
-    def setting(self) -> dict[str, Any] | None:
+    def setting(self):
         """Wait to be told a setting and return it; None once nobody is there any more."""
         asked = self._asked or self._receive()
         self._asked = None
@@ -41,7 +38,7 @@ class Turns:
         self.first_block = int(asked["first_block"])
         return dict(asked["setting"])
 
-    def next(self) -> int | None:
+    def next(self):
         """Wait for the next turn and return the number of its block, from 0; None: leave, there is none."""
         if self._answer_due:
             self._answer_due = False
@@ -54,14 +51,14 @@ class Turns:
         self._asked = asked
         return None
 
-    def start(self) -> None:
+    def start(self):
         """Start the clock, on all ranks at once."""
         self._synchronize()
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.barrier()
         self._started, self._cpu_started = time.perf_counter(), time.process_time()
 
-    def finish(self, losses: list[Tensor]) -> None:
+    def finish(self, losses):
         """Stop the clock and answer; `losses`: sums of this rank's token losses, whatever their number."""
         self._synchronize()
         seconds, cpu_seconds = time.perf_counter() - self._started, time.process_time() - self._cpu_started
@@ -69,24 +66,24 @@ class Turns:
         results = {"seconds": seconds, "cpu_seconds": cpu_seconds, "loss_sum": total}
         self._say({**results, "peak_memory_bytes": peak_memory_bytes(self._device)})
 
-    def _synchronize(self) -> None:
+    def _synchronize(self):
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _receive(self) -> dict[str, Any] | None:
+    def _receive(self):
         try:
-            asked: dict[str, Any] = json.loads(self._line.recv_bytes())
+            asked = json.loads(self._line.recv_bytes())
         except EOFError:
             return None
         return asked
 
-    def _say(self, answer: Mapping[str, Any]) -> None:
+    def _say(self, answer):
         self._line.send_bytes(json.dumps({"rank": self._rank, **answer}).encode())
 
     _answer_due = False
 
 
-def peak_memory_bytes(device: torch.device) -> int:
+def peak_memory_bytes(device):
     """Return the most memory so far: allocated on the GPU; on the CPU resident, imports included."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

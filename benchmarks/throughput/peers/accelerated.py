@@ -1,12 +1,8 @@
 """A loop on Hugging Face accelerate as its documentation advises: `accumulate`, losses divided by the step's labels."""
 
-from typing import Any
-
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from benchmarks.throughput.job import Job
 from benchmarks.throughput.peers.feeding import (
     Rows,
     class_loss,
@@ -15,22 +11,21 @@ from benchmarks.throughput.peers.feeding import (
     load_model,
     rows_in_order,
 )
-from benchmarks.throughput.turns import Turns
 
 
-def settings(job: Job) -> list[dict[str, Any]]:
+def settings(job):
     """Return collator, order and micro-batch sizes."""
     return feeding_settings(job)
 
 
-def run(job: Job, turns: Turns) -> None:
+def run(job, turns):
     """Run blocks until nobody asks."""
     rows = Rows(job)
     while (setting := turns.setting()) is not None:
         _run_setting(job, rows, setting, turns)
 
 
-def _run_setting(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) -> None:
+def _run_setting(job, rows, setting, turns):
     from accelerate import Accelerator
 
     training = job.training
@@ -44,7 +39,7 @@ def _run_setting(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) ->
     accelerator.gradient_state.plugin_kwargs["num_steps"] = accumulation
     model = load_model(job)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=training.weight_decay, fused=True)
-    loader: Any = DataLoader(
+    loader = DataLoader(
         Subset(rows, rows_in_order(job, setting, first_block=turns.first_block)),
         batch_size=setting["micro_batch_size"],
         collate_fn=collators(job)[setting["collator"]],
@@ -53,7 +48,7 @@ def _run_setting(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) ->
     model, optimizer, loader = accelerator.prepare(model.train(), optimizer, loader)
     batches = iter(loader)
     while turns.next() is not None:
-        losses: list[Tensor] = []
+        losses = []
         for index in range(job.steps_per_block + 1):
             parts = []
             for _ in range(accumulation):
@@ -71,13 +66,11 @@ def _run_setting(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) ->
     accelerator.free_memory()
 
 
-def _step(
-    accelerator: Any, model: Any, optimizer: Any, parts: list[dict[str, Any]], *, max_grad_norm: float
-) -> list[Tensor]:
+def _step(accelerator, model, optimizer, parts, *, max_grad_norm):
     """Apply one update; return the sum of the losses of every micro-batch."""
     # Of a text that is continued the first token is not predicted; a class is one label.
     labels = [part["labels"][:, 1:] if part["labels"].ndim == 2 else part["labels"] for part in parts]
-    num_labels: Any = sum((part != -100).sum() for part in labels)
+    num_labels = sum((part != -100).sum() for part in labels)
     num_labels = accelerator.gather(num_labels).sum()
     # accumulate divides by the number of micro-batches, DDP by the number of processes.
     weight = len(parts) * accelerator.num_processes
@@ -94,10 +87,9 @@ def _step(
     return losses
 
 
-def _loss_of(model: Any, part: dict[str, Any], num_labels: Any) -> Tensor:
+def _loss_of(model, part, num_labels):
     """Return a micro-batch's part of the mean loss of the step."""
     if part["labels"].ndim == 2:
-        loss: Tensor = model(**part, use_cache=False, num_items_in_batch=num_labels).loss
-        return loss
+        return model(**part, use_cache=False, num_items_in_batch=num_labels).loss
     inputs = {name: tensor for name, tensor in part.items() if name != "labels"}
     return class_loss(model(**inputs), part["labels"], num_labels)

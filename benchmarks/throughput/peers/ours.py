@@ -1,24 +1,20 @@
 """Our training step, fed by our loader and with the bookkeeping that a training has."""
 
-from typing import Any
-
-from benchmarks.throughput.job import Job
-from benchmarks.throughput.turns import Turns
-from training.probing.variants import BuiltVariant, Variant, build_variant, load_micro_batches
-from training.process.distributed import Ranks, join_ranks
+from training.probing.variants import Variant, build_variant, load_micro_batches
+from training.process.distributed import join_ranks
 from training.process.events import EventStream
 from training.record.segment import SegmentRecord, format_utc_time
 from training.record.segment_facts import Counters
 from training.record.window import Window
 
 
-def settings(job: Job) -> list[dict[str, Any]]:
+def settings(job):
     """Return overrides of TrainingConfig."""
     ways = (False,) if job.training.workload == "image_classification" else (True, False)
     return [{"packing": is_packed, "micro_batch_size": size} for is_packed in ways for size in job.micro_batch_sizes]
 
 
-def run(job: Job, turns: Turns) -> None:
+def run(job, turns):
     """Run blocks until nobody asks."""
     with join_ranks(job.training) as ranks:
         events = EventStream(job.training.work_dir / "steps.jsonl", rank=ranks.rank)
@@ -28,7 +24,7 @@ def run(job: Job, turns: Turns) -> None:
                 _run_block(job, made, ranks, events, job.steps_of(block), turns)
 
 
-def _run_block(job: Job, made: BuiltVariant, ranks: Ranks, events: EventStream, steps: list[int], turns: Turns) -> None:
+def _run_block(job, made, ranks, events, steps, turns):
     """Run the steps, the first untimed, each with ledger and window; the log point at the end is timed too."""
     counters = Counters(started_at=format_utc_time(), start_checksum="")
     segment, folder = job.training.segments[0], job.training.work_dir

@@ -5,16 +5,12 @@ around the model on one process too, read back with `.item()`, and logged.
 """
 
 import logging
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.throughput.job import Job, padded
-from benchmarks.throughput.turns import Turns
+from benchmarks.throughput.job import padded
 from training.process.distributed import join_ranks
 from training.workloads.causal_lm import load_model
 
@@ -22,13 +18,13 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ACCUMULATION = 8
 
 
-def settings(job: Job) -> list[dict[str, Any]]:
+def settings(job):
     """Return the one way it was run."""
     share = job.global_batch_size // job.training.world_size
     return [{"micro_batch_size": max(share // _ACCUMULATION, 1)}]
 
 
-def run(job: Job, turns: Turns) -> None:
+def run(job, turns):
     """Run blocks until nobody asks."""
     log = logging.getLogger(__name__)
     log.setLevel(logging.INFO)
@@ -43,7 +39,7 @@ def run(job: Job, turns: Turns) -> None:
             precision = setting.get("precision", training.precision)
             autocast = torch.autocast(ranks.device.type, _DTYPES[precision], enabled=precision != "fp32")
             while (block := turns.next()) is not None:
-                losses: list[Tensor] = []
+                losses = []
                 for index, step in enumerate(job.steps_of(block)):
                     parts = list(_micro_batches(job, step, ranks.rank, setting["micro_batch_size"]))
                     for number, part in enumerate(parts):
@@ -62,7 +58,7 @@ def run(job: Job, turns: Turns) -> None:
                 turns.finish(losses)
 
 
-def _micro_batches(job: Job, step: int, rank: int, size: int) -> Iterator[dict[str, Any]]:
+def _micro_batches(job, step, rank, size):
     """Yield the rank's share of a step as a DistributedSampler deals it out, padded to the sequence length."""
     mine = job.rows_of(step)[rank :: dist.get_world_size()]
     for start in range(0, len(mine), size):

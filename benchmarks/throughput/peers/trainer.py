@@ -1,12 +1,8 @@
 """Hugging Face Trainer, held between two steps by a callback until its next turn."""
 
-from typing import Any
-
 import torch
-from torch import Tensor
 from torch.utils.data import Subset
 
-from benchmarks.throughput.job import Job
 from benchmarks.throughput.peers.feeding import (
     Rows,
     class_loss,
@@ -15,7 +11,6 @@ from benchmarks.throughput.peers.feeding import (
     load_model,
     rows_in_order,
 )
-from benchmarks.throughput.turns import Turns
 
 _MANY_STEPS = 1_000_000
 _LOGGING_STEPS = 10
@@ -23,7 +18,7 @@ _BATCH_REBALANCE = "batch_rebalance"
 """Deals the rows of a step to processes and micro-batches so that all of them cost about the same."""
 
 
-def settings(job: Job) -> list[dict[str, Any]]:
+def settings(job):
     """Return collator, order and micro-batch sizes; its own order too, whose micro-batches vary about that size."""
     evened = ("padding", "flattening") if job.training.world_size > 1 else ("padding",)
     names = [name for name in collators(job) if name in evened]
@@ -36,46 +31,46 @@ def settings(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def run(job: Job, turns: Turns) -> None:
+def run(job, turns):
     """Run blocks until nobody asks."""
     rows = Rows(job)
     while (setting := turns.setting()) is not None:
         _train(job, rows, setting, turns)
 
 
-def _train(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) -> None:
+def _train(job, rows, setting, turns):
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     training, size = job.training, setting["micro_batch_size"]
-    losses: list[Tensor] = []
+    losses = []
 
-    class HeldTrainer(Trainer):  # type: ignore[misc]
+    class HeldTrainer(Trainer):
         """Its steps have the rows of the blocks, and what a micro-batch lost is kept for the check."""
 
-        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        def _get_train_sampler(self, train_dataset=None):
             sampler = super()._get_train_sampler(train_dataset)
             if setting["order"] == _BATCH_REBALANCE:
                 # The rows of a step stay those that everybody has; which process has which is the sampler's choice.
                 sampler.shuffle = False
             return sampler
 
-        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-            loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = super().training_step(model, inputs, num_items_in_batch)
             losses.append(loss * num_items_in_batch / training.world_size)
             return loss
 
-        def log(self, *_: Any, **__: Any) -> None:
+        def log(self, *_, **__):
             """Keep quiet: what it would print has been read from the device and gathered by now."""
 
-    class Hold(TrainerCallback):  # type: ignore[misc]
+    class Hold(TrainerCallback):
         """Waits after the last step of a block; the clock starts after the first."""
 
         steps_done = 0
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_train_begin(self, args, state, control, **_):
             control.should_training_stop = turns.next() is None
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_end(self, args, state, control, **_):
             self.steps_done += 1
             if self.steps_done == 1:
                 losses.clear()
