@@ -70,7 +70,13 @@ def _be_batch():
 
 if __name__ == "__main__":
     has_long = "--all" in sys.argv[1:]
-    code = run_parts(list_parts(has_long=has_long))
+    with tempfile.TemporaryDirectory() as folder:
+        # What takes each process that needs it seconds to make is made once, while tests are collected.
+        os.environ["DDP_COMPARE_WARM"] = f"{folder}/warm"
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.warm.environment", f"{folder}/warm"], stdin=subprocess.PIPE
+        ):
+            code = run_parts(list_parts(has_long=has_long))
     if not has_long:
         print("Not run: the long tests; make test-all runs them, too.")
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Where the project and the optional real data stand, for every test."""
+"""What tests of every room share: the project, an environment that starts at once, ranks, a browser."""
 
 import os
 import shutil
@@ -6,20 +6,18 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from playwright.sync_api import sync_playwright
 
 from tasks.process.logs import switch_off_telemetry
+from tests.flows.toy_project import wait_for
 from tests.tiers import is_long
 from tests.warm.environment import warm_environment
 
-if TYPE_CHECKING:
-    pass
-
 PROJECT = Path(__file__).resolve().parent.parent
+_SHARED = "DDP_COMPARE_WARM"
 
 switch_off_telemetry()
 # The same examples in every run, so that what fails has to do with the change that is tested. Others are drawn with
@@ -55,19 +53,14 @@ def project():
 
 
 @pytest.fixture(scope="session")
-def real_data():
-    """The folder of real abstracts, tokenizer and pretrained model beside the checkout; skips where there is none."""
-    folder = PROJECT.parent / "shared" / "data"
-    if not (folder / "arxiv_abstracts.parquet").is_file():
-        pytest.skip("no folder ../shared/data with real data beside the checkout")
-    return folder
-
-
-@pytest.fixture(scope="session")
 def warm():
-    """The folder `bin` of an environment whose stages and ranks start at once."""
-    with warm_environment() as programs:
-        yield programs
+    """The folder `bin` of an environment whose stages and ranks start at once; `make test` has one for all."""
+    if shared := os.environ.get(_SHARED):
+        wait_for(Path(shared).exists, seconds=300, what="there is an environment whose processes start at once")
+        yield Path(Path(shared).read_text())
+    else:
+        with warm_environment() as programs:
+            yield programs
 
 
 @pytest.fixture
@@ -77,11 +70,11 @@ def starts_warm(warm, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def ranks():
-    """A process that real ranks are forked from."""
+def ranks(request):
+    """A process that real ranks are forked from: itself a fork of what `make test` has for all, where it is."""
     from tests.training.forked_ranks import ForkedRanks
 
-    launcher = ForkedRanks()
+    launcher = ForkedRanks(request.getfixturevalue("warm") / "python" if _SHARED in os.environ else None)
     yield launcher
     launcher.close()
 

@@ -26,12 +26,12 @@ _SECONDS_FOR_THE_OTHERS = 10.0
 
 
 class ForkedRanks:
-    """The process that forks; `close` ends it and all its ranks."""
+    """The process that forks, of the interpreter `python`; `close` ends it and all its ranks."""
 
-    def __init__(self):
+    def __init__(self, python=None):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [python or sys.executable, "-m", __name__],
             cwd=_PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
@@ -50,7 +50,6 @@ class ForkedRanks:
         work_dir.mkdir(parents=True, exist_ok=True)
         write_json(work_dir / "config.json", config)
         asked = {"work_dir": str(work_dir), "world_size": config["world_size"], "fault": fault, "entry": entry}
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({**asked, "ends_others": ends_others}) + "\n")
         self._process.stdin.flush()
         return self._answer()
@@ -60,7 +59,6 @@ class ForkedRanks:
         return self._answer()
 
     def _answer(self):
-        assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
 
     def train(self, config):

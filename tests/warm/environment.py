@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tasks.process.logs import switch_off_telemetry
 from tests.warm.imports import HEAVY
 
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -47,12 +48,22 @@ def warm_environment(given=None, start=subprocess.Popen, *, modules=HEAVY, real=
             },
         )  # fmt: skip
         try:
-            assert server.stdout is not None
             assert server.stdout.readline() == "ready\n"
             yield _write(Path(folder) / "environment", path, real, {**os.environ, **(given or {})})
         finally:
             server.kill()
             server.communicate()
+
+
+def main():
+    """Have one environment for several processes: the file that is named tells of its folder, until the input ends."""
+    switch_off_telemetry()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with warm_environment() as programs:
+        file = Path(sys.argv[1])
+        file.with_suffix(".new").write_text(str(programs))
+        file.with_suffix(".new").rename(file)
+        sys.stdin.read()
 
 
 def _write(folder, socket, real, environment):
@@ -71,3 +82,7 @@ def _write(folder, socket, real, environment):
     python.write_text(f"#!{real} -ISE\n{facts}\n{_LAUNCHER.read_text()}")
     python.chmod(0o755)
     return folder / "bin"
+
+
+if __name__ == "__main__":
+    main()

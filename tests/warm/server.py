@@ -93,9 +93,7 @@ class _Server:
                         asking.sendall(os.waitstatus_to_exitcode(ended[1]).to_bytes(8, "little", signed=True))
 
 
-def _become(
-    handles, python, words, environment, folder, umask
-):  # fmt: skip
+def _become(handles, python, words, environment, folder, umask, policy):
     """Make of this process, a fresh fork, what `python WORDS` begins with."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -105,6 +103,8 @@ def _become(
     os.setsid()
     os.chdir(folder)
     os.umask(umask)
+    if policy != os.sched_getscheduler(0):
+        os.sched_setscheduler(0, policy, os.sched_param(0))
     os.environ.clear()
     os.environ.update({name: value for name, value in environment.items() if name != _STARTER})
     _show([python, *words], [f"{name}={value}" for name, value in os.environ.items()])

@@ -56,7 +56,6 @@ def test_a_stage_has_its_words_folder_environment_files_and_exit_code_and_has_to
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_the_stage_and_who_started_it_is_told(warm, project, number):
     started = subprocess.Popen([warm / "python", "-m", "tasks.waits"], cwd=project, stdout=subprocess.PIPE, text=True)
-    assert started.stdout is not None
     pid = int(started.stdout.readline())
     started.send_signal(number)
     # It held the other end, and nobody else.
