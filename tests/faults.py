@@ -4,6 +4,8 @@ Several are separated by `;`. A kind is the name of any signal, or one of `KINDS
 where in the step it comes; else it is after the update and before anything is saved, or, for nan, inf and oom, in the
 forward pass. `slow:3` makes the passes of that step and all later ones take three times as long; `oom:2` runs out of
 memory only on a micro-batch of more than 2 samples.
+
+Every process of the environment imports this file when it starts: torch is imported by what a rank calls alone.
 """
 
 import ctypes
@@ -14,8 +16,6 @@ import sys
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
-
-import torch
 
 from tests.mutants.patching import Patch, make_environment
 from training.process.heartbeat import StepSection
@@ -65,16 +65,12 @@ def _raise():
 
 
 def _fail_device():
+    import torch
+
     raise torch.AcceleratorError("CUDA error: device-side assert triggered (planned fault)")
 
 
-KINDS = {
-    "hang": _hang,
-    "freeze": _freeze,
-    "stop": _stop,
-    "raise": _raise,
-    "cuda": _fail_device,
-}
+KINDS = {"hang": _hang, "freeze": _freeze, "stop": _stop, "raise": _raise, "cuda": _fail_device}
 _NUMBERED, _IN_FORWARD = ("slow", "oom"), ("nan", "inf", "oom")
 """Those come where numbers are made and time passes."""
 
@@ -145,6 +141,8 @@ def _spoil(fault, micro_batch, numbers):
     if fault.kind != "oom":
         return numbers * float(fault.kind)
     if micro_batch.num_samples > fault.number:
+        import torch
+
         raise torch.OutOfMemoryError("CUDA out of memory (planned fault)")
     return numbers
 

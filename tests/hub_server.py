@@ -20,7 +20,6 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter, Map, Rule
@@ -30,7 +29,6 @@ from tests.loopback import Loopback
 
 _PROJECT = Path(__file__).resolve().parents[1]
 PAGE = b"<!DOCTYPE html><title>Sign in</title>"
-FaultKind = Literal["500", "503", "429", "drop", "truncate", "lose answer", "stall", "flip", "portal", "login", "wait"]
 _LFS_SUFFIXES = (".safetensors", ".pt", ".bin", ".parquet", ".npy", ".npz", ".onnx")
 _LFS_FROM_BYTES = 10_000_000
 
@@ -67,10 +65,6 @@ class Blob:
         return entry
 
 
-Commit = tuple[str, str, dict[str, Blob]]
-"""(sha, message, all files by path)"""
-
-
 @dataclass
 class Repo:
     """One repository: its commits, newest last, each with all its files."""
@@ -79,10 +73,11 @@ class Repo:
     repo_id: str
     is_private: bool = False
     is_gated: bool = False
-    commits: list[Commit] = field(default_factory=list)
-    branches: dict[str, list[Commit]] = field(default_factory=dict)
+    commits: list = field(default_factory=list)
+    """(sha, message, all files by path)"""
+    branches: dict = field(default_factory=dict)
     """The commits of every branch beside main, newest last, from where it began."""
-    lfs_objects: dict[str, bytes] = field(default_factory=dict)
+    lfs_objects: dict = field(default_factory=dict)
     """Uploaded content by sha256, whether a commit names it or not."""
 
     @property
@@ -151,24 +146,15 @@ class Fault:
     somewhere else, and the answer leads there. wait: 429, and the caller is to wait for `seconds`.
     """
 
-    kind: FaultKind
+    kind: str
+    """One of those, or a status: 429, 500, 503."""
     pattern: str
     times: int
     seconds: int = 0
 
 
-@dataclass(frozen=True)
-class Arrived:
-    """One request that arrived."""
-
-    line: str
-    """`METHOD /path`, without the query."""
-    num_bytes: int
-    """Size of its body."""
-
-
 class HubServer:
-    """The fake Hub as a context manager; `requests` is what arrived, `repos` what it holds."""
+    """The fake Hub as a context manager; `requests` is what arrived, `METHOD /path` each, `repos` what it holds."""
 
     def __init__(self, *, tokens=()):
         self.tokens = tokens
@@ -231,14 +217,15 @@ class HubServer:
 
     def count(self, pattern):
         """Return how many requests arrived whose `METHOD /path` the pattern matches."""
-        return sum(bool(re.search(pattern, request.line)) for request in self.requests)
+        return sum(bool(re.search(pattern, line)) for line in self.requests)
 
     def _respond(self, environment, start):
         """Answer as a WSGI application does; what raises ConnectionError has the connection closed without a word."""
         request = Request(environment)
-        line, body = f"{request.method} {request.path}", request.get_data()
+        line = f"{request.method} {request.path}"
+        request.get_data()
         with self._lock:
-            self.requests.append(Arrived(line, len(body)))
+            self.requests.append(line)
             fault = next((one for one in self.faults if one.times > 0 and re.search(one.pattern, line)), None)
             if fault is not None:
                 fault.times -= 1

@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 LONG = (
     # Whole comparisons of workloads and strategies: the contracts hold them at the step.
     "integration/test_odd_folder.py",
-    "integration/test_rebench.py",
     "integration/test_notebook.py::test_the_cells_of*",
     # The oldest torch and transformers: as long as an environment of theirs takes to be made.
     "integration/test_oldest_torch.py",
@@ -63,8 +62,9 @@ LONG = (
     # All that the built-in data can give.
     "tasks/data/builtin/test_corpus.py::test_as_many_rows*",
     "tasks/test_checked_training.py::test_wrong_trainers*bf16*",
-    # Of the presets' models two with dropout stay: a classifier by ddp, instructions by fsdp2.
-    "tasks/test_provable_models.py::*[[][!io]*",
+    # Of the presets' models one with dropout stays, instructions by fsdp2: the updates of every kind are checked in
+    # training/test_checked_updates.py.
+    "tasks/test_provable_models.py::*[[][!o]*",
     # What no file may make happen.
     "hostile/test_bombs.py",
     "hostile/test_bad_params.py::test_any_*",

@@ -51,12 +51,8 @@ class Workspace:
         self._yaml = YAML(typ="rt", pure=True)
 
     @classmethod
-    def create(cls, folder, *, project, changes, programs=None, rows=None, store=None):
-        """Copy the project's sources from `project` into the new `folder` and change its params.yaml.
-
-        `rows`: what the stage `download` has kept of rows elsewhere, and will find kept here. `store`: MLflow's, with
-        its tables.
-        """
+    def create(cls, folder, *, project, changes, programs=None):
+        """Copy the project's sources from `project` into the new `folder` and change its params.yaml."""
         folder.mkdir(parents=True)
         for name in _COPIED:
             source = project / name
@@ -69,10 +65,6 @@ class Workspace:
         workspace = cls(folder, programs=programs)
         workspace.change(changes)
         workspace.commit("first")
-        if rows is not None:
-            shutil.copytree(rows, folder / ".work" / "download" / "rows")
-        if store is not None:
-            shutil.copy(store, folder / "mlflow.db")
         return workspace
 
     def commit(self, title, *paths):

@@ -4,8 +4,6 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Callable
-from typing import Any
 
 from tests.chaos.saved import NEWEST, STEPS_PER_SEGMENT
 
@@ -13,8 +11,6 @@ _DIED = 9
 _PATCHED = ("open", "close", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync")
 KINDS = {"open for writing", "write", "half a write", *_PATCHED} - {"replace"}
 """What a save does and is interrupted at."""
-
-Save = Callable[[], Any]
 
 
 class _Death:

@@ -5,20 +5,17 @@ Ranks are forked, and trials run a few at a time, since they mostly wait; torchr
 """
 
 import dataclasses
-import json
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
-import traceback
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
-from tests.conftest import PROJECT
+from tests.museum.stage_process import _CONTEXT
+from tests.tiny import make_config, make_slice, make_tiny_model
 
 STEP = 5
 """The step in which ranks are made to hang; it ends with a log point and a checkpoint, so that it has all sections."""
@@ -66,16 +63,18 @@ def work_of(folder, trial):
 
 
 def hang_trials(folder, trials, *, watchdog_seconds, at_once):
-    """Return the trials with what came of them; in a process of its own, from which ranks can be forked."""
-    told = [str(folder), [[trial.kind, trial.rank, trial.section] for trial in trials], watchdog_seconds, at_once]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos.hangs", json.dumps(told)], cwd=PROJECT, stdout=subprocess.PIPE, text=True,
-        check=True, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    """Return the trials with what came of them, each in a fork of a process that has imported torch."""
+    config = make_config(
+        folder / "work", make_tiny_model(folder / "model"), [make_slice(folder / "slice", num_rows=80)],
+        strategy="ddp", world_size=2, checkpoint_every_steps=1,
     )  # fmt: skip
-    return [_from_json(line) for line in done.stdout.splitlines()]
+    with _CONTEXT.Pool(at_once, maxtasksperchild=1) as pool:
+        return pool.starmap(
+            _try_hang, [(folder, config, trial, watchdog_seconds) for trial in trials], chunksize=1
+        )  # fmt: skip
 
 
-def _try_hang(folder, config, trial, *, watchdog_seconds):
+def _try_hang(folder, config, trial, watchdog_seconds):
     """Return what comes of one trial in this process, which must never have computed anything with torch."""
     import tests.museum.forked
     from tasks.process.failure import StageError
@@ -121,62 +120,3 @@ def _ranks_with_stacks(work):
     return tuple(
         rank for rank, words in sorted(says.items()) if "most recent call first" in words and "in main" in words
     )
-
-
-def _config(folder):
-    """Return the config of two ranks on a model that an own process makes: this one must not compute."""
-    model = (
-        "import sys; from pathlib import Path; from tests.tiny import make_tiny_model as make; make(Path(sys.argv[1]))"
-    )
-    subprocess.run([sys.executable, "-c", model, str(folder / "model")], cwd=PROJECT, check=True)
-    from tests.tiny import make_config, make_slice
-
-    return make_config(
-        folder / "work", folder / "model", [make_slice(folder / "slice", num_rows=80)],
-        strategy="ddp", world_size=2, checkpoint_every_steps=1,
-    )  # fmt: skip
-
-
-def _run(folder, trials, *, watchdog_seconds, at_once):
-    config = _config(folder)
-    # What ranks import.
-    import torch.nn.parallel  # noqa: F401
-    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
-
-    import training.loop
-    import training.strategies.ddp.step
-    import training.workloads.causal_lm  # noqa: F401
-
-    waiting, running, answers = list(enumerate(trials)), {}, {}
-    while waiting or running:
-        while waiting and len(running) < at_once:
-            index, trial = waiting.pop(0)
-            running[_forked(folder, config, trial, watchdog_seconds, folder / f"{index}.json")] = index
-        pid, _ = os.wait()
-        index = running.pop(pid)
-        answers[index] = _from_json((folder / f"{index}.json").read_text())
-    return [answers[index] for index in sorted(answers)]
-
-
-def _forked(folder, config, trial, watchdog_seconds, answer):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            came_of_it = _try_hang(folder, config, trial, watchdog_seconds=watchdog_seconds)
-        except BaseException:
-            came_of_it = dataclasses.replace(trial, message=traceback.format_exc())
-        answer.write_text(json.dumps(dataclasses.asdict(came_of_it)))
-        os._exit(0)
-    return pid
-
-
-def _from_json(text):
-    said = json.loads(text)
-    return HangTrial(**{**said, "stacks": tuple(said["stacks"]), "found": said["found"] and tuple(said["found"])})
-
-
-if __name__ == "__main__":
-    place, asked, patience, most = json.loads(sys.argv[1])
-    Path(place).mkdir(parents=True, exist_ok=True)
-    for came_of_it in _run(Path(place), [HangTrial(*one) for one in asked], watchdog_seconds=patience, at_once=most):
-        sys.stdout.write(json.dumps(dataclasses.asdict(came_of_it)) + "\n")

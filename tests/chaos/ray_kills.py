@@ -26,9 +26,7 @@ KILLED = {
 class RayTraining:
     """A training in exact mode, with a checkpoint after every fifth step, and the weights that torchrun's has."""
 
-    def __init__(
-        self, folder, cluster, *, num_steps = 600, python = sys.executable
-    ):  # fmt: skip
+    def __init__(self, folder, cluster, *, num_steps=600, python=sys.executable):
         """`python`: of the stage, of torchrun and of ranks on the first machine."""
         self._folder, self.cluster, self._python = folder, cluster, python
         rows = make_slice(folder / "rows", num_rows=8 * num_steps)

@@ -20,10 +20,7 @@ from training.strategies.single import step as single
 from training.workloads import causal_lm
 
 STEPS_PER_SEGMENT = 8
-_NO_GROUP = None
-ALONE = Ranks(
-    rank=0, world_size=1, device=torch.device("cpu"), backend="gloo", gradient_group=_NO_GROUP
-)  # fmt: skip
+ALONE = Ranks(rank=0, world_size=1, device=torch.device("cpu"), backend="gloo", gradient_group=None)
 """One rank, which needs no group to talk to itself."""
 OLDER, NEWEST = 10, 12
 """Steps of the whole run after which the partial checkpoints stand; the first segment ends with step 8."""

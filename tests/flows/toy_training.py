@@ -1,13 +1,17 @@
-"""A real training in the place of a toy stage: two ranks under torchrun, with more to do than any test waits for."""
+"""A training in the place of a toy stage: two ranks under torchrun, with more to do than any test waits for.
+
+Their layers sleep (tests/emulator/): whoever looks at servers and runs meanwhile has the cores.
+"""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faults import plan_faults
+from tests.emulator import WORKLOAD
+from tests.emulator.device import EmulatedDevice, write_device
 from tests.flows.toy_project import PROJECT, wait_for
-from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.tiny import make_config, make_slice
 from tests.training.conftest import events_in
 from training.state.receipt import find_problem
 
@@ -24,10 +28,9 @@ class ToyTraining:
     @property
     def environment(self):
         """Return what makes the toy stage train."""
-        # Most of a step is waiting: whoever looks at servers and runs meanwhile has the cores.
         return {
             "TOY_RUNS": f"train@2proc:{_STAGE} {self.work.parent / '2proc.json'}",
-            **plan_faults("rank=0,step=1,kind=slow:10"),
+            "PYTHONPATH": str(PROJECT),
         }
 
     def forget(self):
@@ -55,11 +58,13 @@ class ToyTraining:
 
 def make_toy_training(toy, folder):
     """Write model and rows into the new folder; the ranks work in the project, where the flow looks for them."""
-    model, rows = make_tiny_model(folder / "model"), make_slice(folder / "rows", num_rows=40_000)
+    device = EmulatedDevice(num_layers=2, parameters_per_layer=64, forward_ms=10, backward_ms=20)
+    model, rows = write_device(folder / "model", device), make_slice(folder / "rows", num_rows=20_000)
     work = toy.folder / ".work" / "runs" / "2proc"
     config = make_config(
-        work, model, [rows], cell="2proc", strategy="ddp", world_size=2, global_batch_size=4, micro_batch_size=1
-    )
+        work, model, [rows], cell="2proc", strategy="ddp", world_size=2, global_batch_size=4, micro_batch_size=1,
+        workload=WORKLOAD,
+    )  # fmt: skip
     work.parent.mkdir(parents=True, exist_ok=True)
     (work.parent / "2proc.json").write_text(json.dumps(config))
     return ToyTraining(work, config)

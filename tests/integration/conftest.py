@@ -1,6 +1,5 @@
 """One finished small comparison, made once; tests work on copies of it."""
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -11,9 +10,6 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tasks.data.builtin.tiny_models import NUM_TOKENIZER_ROWS
-from tasks.data.sources.row_store import STORE, store_rows
-from tasks.params.sources import DatasetParams
 from tests.canaries import SECRETS, CommandLines
 from tests.listeners import Listeners
 from tests.processes import new_mark
@@ -26,42 +22,29 @@ def finished(tmp_path_factory, project, warm):
     """A workspace in which the flow has run from nothing to the end, with its output in `first-run.log`.
 
     It ran with secrets in its environment (tests/canaries.py); command lines that held one are in command-lines.txt,
-    and listeners.json says what its processes listened on.
-    `make test` has it made once for all processes of its tests. Nobody changes it.
+    and listeners.json says what its processes listened on. Nobody changes it.
     """
-    folder = _shared_folder(tmp_path_factory, "finished")
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "command-lines.txt").exists():
-            _finish(folder, project, warm)
-    return Workspace(folder / "project")
 
+    def make(folder):
+        workspace = Workspace.create(folder / "project", project=project, changes=SMALL, programs=warm)
+        mark = new_mark()
+        with CommandLines() as command_lines, Listeners(mark) as listeners:
+            (workspace.folder / "first-run.log").write_text(workspace.flow(**SECRETS, **mark))
+        write_json(folder / "listeners.json", [asdict(listener) for listener in listeners.found])
+        (folder / "command-lines.txt").write_text("\n".join([str(command_lines.num_looks), *command_lines.found]))
 
-@pytest.fixture(scope="session")
-def builtin_rows(tmp_path_factory):
-    """What `download` keeps of the texts that a built-in model's tokenizer is made of: reading them takes seconds.
-
-    `finished` reads its own.
-    """
-    folder = _shared_folder(tmp_path_factory, "builtin-rows")
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "made").exists():
-            folder.mkdir(exist_ok=True)
-            with contextlib.chdir(folder):
-                store_rows(DatasetParams(source="builtin:docstrings"), NUM_TOKENIZER_ROWS)
-            (folder / "made").touch()
-    return folder / STORE
+    return Workspace(_make_once(tmp_path_factory, "finished", make) / "project")
 
 
 @pytest.fixture(scope="session")
 def prefect_database(tmp_path_factory, project):
     """A database of Prefect with nothing but its tables: making them takes longer than all else of a server's start."""
-    folder = _shared_folder(tmp_path_factory, "prefect")
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "made").exists():
-            environment = {**os.environ, "PREFECT_HOME": str(folder), "PREFECT_PLUGINS_ENABLED": "false"}
-            subprocess.run([sys.executable, "-c", _MAKE_TABLES], cwd=project, env=environment, check=True, timeout=300)
-            (folder / "made").touch()
-    return folder / "prefect.db"
+
+    def make(folder):
+        environment = {**os.environ, "PREFECT_HOME": str(folder), "PREFECT_PLUGINS_ENABLED": "false"}
+        subprocess.run([sys.executable, "-c", _MAKE_TABLES], cwd=project, env=environment, check=True, timeout=300)
+
+    return _make_once(tmp_path_factory, "prefect", make) / "prefect.db"
 
 
 @pytest.fixture(scope="session")
@@ -69,13 +52,10 @@ def empty_store(tmp_path_factory):
     """A store of MLflow with its tables: making them takes over a second, each time."""
     from mlflow import MlflowClient
 
-    folder = _shared_folder(tmp_path_factory, "store")
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "made").exists():
-            folder.mkdir(exist_ok=True)
-            MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}").search_experiments()
-            (folder / "made").touch()
-    return folder / "mlflow.db"
+    def make(folder):
+        MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}").search_experiments()
+
+    return _make_once(tmp_path_factory, "store", make) / "mlflow.db"
 
 
 _MAKE_TABLES = """
@@ -85,26 +65,18 @@ asyncio.run(provide_database_interface().create_db())
 """
 
 
-_WHOLE = {"measure.waterfall_seconds": 1}
-"""This comparison alone has what takes as long as all else: the waterfall."""
-
-
-def _shared_folder(tmp_path_factory, name):
-    """Return a folder that all processes of `make test` share, a new one where a test is run by itself."""
+def _make_once(tmp_path_factory, name, make):
+    """Return a folder that `make` has filled once for all processes of `make test`, or for a test run by itself."""
     shared = os.environ.get("DDP_COMPARE_FINISHED")
-    return Path(shared) / name if shared else tmp_path_factory.mktemp(name)
-
-
-def _finish(folder, project, warm):
-    # One that failed before may have left a half of it.
-    shutil.rmtree(folder, ignore_errors=True)
-    workspace = Workspace.create(folder / "project", project=project, changes=SMALL | _WHOLE, programs=warm)
-    mark = new_mark()
-    with CommandLines() as command_lines, Listeners(mark) as listeners:
-        (workspace.folder / "first-run.log").write_text(workspace.flow(**SECRETS, **mark))
-    write_json(folder / "listeners.json", [asdict(listener) for listener in listeners.found])
-    found = "\n".join([str(command_lines.num_looks), *command_lines.found])
-    (folder / "command-lines.txt").write_text(found)
+    folder = (Path(shared) if shared else tmp_path_factory.mktemp("shared")) / name
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "made").exists():
+            # One that failed before may have left a half of it.
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            (folder / "made").touch()
+    return folder
 
 
 @pytest.fixture

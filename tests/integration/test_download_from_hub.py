@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,10 +11,15 @@ import pytest
 from tasks.data.builtin.tiny_models import write_tiny_qwen2
 from tasks.params import load_params
 from tests.hub_server import HubServer
+from tests.warm.environment import warm_environment
 
 pytestmark = pytest.mark.slow
 
 ROWS_PER_FILE = 1_500
+MODULES = [
+    "torch", "transformers", "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2",
+    "safetensors.torch", "datasets",
+]  # fmt: skip
 REFUSED_TEXT = "hf_canaryCanaryCanaryCanaryCanary05"
 
 
@@ -73,11 +79,15 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def downloader(tmp_path, project, model):
+def downloader(tmp_path, project, model, monkeypatch):
+    """Its processes start at once: libraries look where the Hub is when they are imported."""
     with HubServer(tokens=(REFUSED_TEXT,)) as hub:
-        hub.add_repo("dataset", "owner/texts", write_texts(tmp_path / "source"))
-        hub.add_repo("model", "owner/tiny", model)
-        yield Downloader(tmp_path, hub, project)
+        given = {**hub.environment(cache=tmp_path / "cache"), "PYTHONPATH": str(project)}
+        with warm_environment(given, modules=MODULES) as programs:
+            monkeypatch.setattr(sys, "executable", str(programs / "python"))
+            hub.add_repo("dataset", "owner/texts", write_texts(tmp_path / "source"))
+            hub.add_repo("model", "owner/tiny", model)
+            yield Downloader(tmp_path, hub, project)
 
 
 def test_rows_and_model_arrive_at_a_commit_that_stays_until_the_user_asks_anew(downloader, tmp_path, model):

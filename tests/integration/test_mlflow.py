@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import stat
@@ -16,6 +17,7 @@ from pathlib import Path
 import mlflow
 import psutil
 import pytest
+from mlflow import MlflowClient
 
 from tasks.process.failure import PreemptedError
 from tasks.services import follower as following
@@ -27,58 +29,35 @@ from tests.integration.tracker_stores import STORES
 from tests.tracked_run import ALL_STEPS, PARAMS, Place, step_event
 
 
-class MlflowPlace(Place):
-    """A project folder with a finished comparison and a store of its own."""
-
-    def __init__(self, folder, empty_store):
-        super().__init__(folder, ["mlflow"])
-        self.store = folder / "mlflow.db"
-        self.store.write_bytes(empty_store.read_bytes())
-
-    @property
-    def client(self):
-        from mlflow import MlflowClient
-
-        return MlflowClient(tracking_uri=f"sqlite:///{self.store}")
-
-    def runs(self):
-        """The runs that the UI shows, by name."""
-        experiment = self.client.get_experiment_by_name("ddp-compare")
-        found = self.client.search_runs([experiment.experiment_id]) if experiment else []
-        runs = {run.info.run_name: run for run in found}
-        assert len(runs) == len(found)
-        return runs
-
-    @contextlib.contextmanager
-    def locked(self):
-        with contextlib.closing(sqlite3.connect(self.store, isolation_level=None)) as database:
-            database.execute("BEGIN EXCLUSIVE")
-            yield
-            database.execute("ROLLBACK")
-
-
 @pytest.fixture
 def place(tmp_path, empty_store, monkeypatch):
+    """A project folder with a finished comparison and a store of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(following, "FLUSH_SECONDS", 0.1)
-    return MlflowPlace(tmp_path, empty_store)
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return Place(tmp_path, ["mlflow"])
 
 
 def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place):
-    place.store.chmod(0o644)
+    store = place.folder / "mlflow.db"
+    store.chmod(0o644)
     place.report(speedup=1.5)
-    assert stat.S_IMODE(place.store.stat().st_mode) == 0o600
-    runs = place.runs()
+    assert stat.S_IMODE(store.stat().st_mode) == 0o600
+    client = MlflowClient(tracking_uri=f"sqlite:///{store}")
+    experiment = client.get_experiment_by_name("ddp-compare")
+    found = client.search_runs([experiment.experiment_id])
+    runs = {run.info.run_name: run for run in found}
+    assert len(runs) == len(found)
     parent = runs.pop("small")
     assert set(runs) == set(place.params.cells)
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
     assert {run.info.status for run in (parent, *runs.values())} == {"FINISHED"}
     assert (parent.data.tags["speedup.2proc"], runs["2proc"].data.tags["speedup"]) == ("proven", "proven")
     assert "gate.Same rows same work" not in runs["1proc"].data.tags
-    page = find_runs_page(f"sqlite:///{place.store}", "ddp-compare")
+    page = find_runs_page(f"sqlite:///{store}", "ddp-compare")
     key = f"mlflow.sharedViewState.{page.rpartition('viewStateShareKey=')[2]}"
-    view = json.loads(place.client.get_experiment_by_name("ddp-compare").tags[key])
+    view = json.loads(client.get_experiment_by_name("ddp-compare").tags[key])
     found = {"attributes.`Description`": parent.data.tags["mlflow.note.content"]}
     for group, values in (("tags", parent.data.tags), ("metrics", parent.data.metrics)):
         found |= {f"{group}.`{name}`": value for name, value in values.items()}
@@ -98,7 +77,8 @@ def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(is_sto
     bounds = {"OPEN_SECONDS": 0.5, "CLOSE_SECONDS": 60.0 if is_stopped else 0.5, "STOP_SECONDS": 0.2}
     for name, seconds in bounds.items():
         monkeypatch.setattr(following, name, seconds)
-    with place.locked():
+    with contextlib.closing(sqlite3.connect("mlflow.db", isolation_level=None)) as database:
+        database.execute("BEGIN EXCLUSIVE")
         with contextlib.suppress(PreemptedError), place.follow() as follower:
             follower.send(place.events(*ALL_STEPS))
             if is_stopped:
@@ -106,6 +86,7 @@ def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(is_sto
             follower.replay([])
         (worker,) = [thread for thread in threading.enumerate() if thread.name == "tracker"]
         assert worker.is_alive()
+        database.execute("ROLLBACK")
     # With the process it would have ended there.
     worker.join(120)
     place.report(speedup=None)

@@ -14,11 +14,10 @@ from ruamel.yaml import YAML
 from flows.server import _set_damaged_aside, find_or_start
 from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
 from tests.integration.prefect_api import Api
+from tests.integration.test_cache import STAGES
 from tests.processes import left_of, new_mark, none_left_of
 
 pytestmark = pytest.mark.slow
-
-STAGES = ["fingerprint", "download", "slice", "measure", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
 
 
 @contextlib.contextmanager

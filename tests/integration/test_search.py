@@ -26,12 +26,12 @@ TINY = {
     "name": "search",
     "ranges": ["0-64"],
     "search": {
-        "learning_rate": [5e-4, 1e-2], "batch_size": [4, 8], "warmup_steps": [0, 2], "trials": 3, "at_once": 2,
-        "rungs": RUNGS, "repeats": 1,
+        "learning_rate": [5e-4, 1e-2], "batch_size": [4, 8], "warmup_steps": [0, 2], "trials": 2, "at_once": 2,
+        "rungs": RUNGS, "eta": 2, "repeats": 1,
     },
 }  # fmt: skip
 SEARCH = ("python", "-m", "flows.search")
-_NUM_TRAININGS = 3 + 1 + 2 + 1
+_NUM_TRAININGS = 2 + 1 + 2 + 1
 """Of a whole search: the first rung, the second, best and runner-up with another seed, and the best by two ranks."""
 
 
@@ -41,7 +41,7 @@ def searched(finished, warm, tmp_path_factory):
     workspace = finished.copy(tmp_path_factory.mktemp("searched") / "project", programs=warm)
     workspace.change(TINY)
     said = workspace.run(*SEARCH).stdout
-    assert "is the best of 3 trials" in said
+    assert "is the best of 2 trials" in said
     assert said.rstrip().endswith("Report: reports/search.html")
     return workspace
 
@@ -126,7 +126,7 @@ def test_a_search_that_is_finished_trains_nothing_and_its_best_goes_on_as_an_ord
 ):
     again = searched.copy(tmp_path / "project", programs=warm)
     before, found = _count_launches(again), _read(again)
-    assert "to epoch 1: 3 of 3 trials are there already" in again.run(*SEARCH).stdout
+    assert "to epoch 1: 2 of 2 trials are there already" in again.run(*SEARCH).stdout
     assert _count_launches(again) == before
     assert _read(again) == found
     again.run("git", "apply", "reports/search/params.patch")
@@ -153,7 +153,7 @@ def test_a_trial_that_fails_ends_the_search_in_one_line_and_leaves_no_process(se
 
 def test_trials_that_diverge_are_out_and_a_search_of_such_alone_says_so(searched, warm, tmp_path):
     bad = searched.copy(tmp_path / "project", programs=warm)
-    bad.change({"tracking.kind": "none", "train.seed": 8, "search.trials": 2})
+    bad.change({"tracking.kind": "none", "train.seed": 8})
     done = bad.run(*SEARCH, ok=False, **plan_faults("rank=0,step=2,kind=nan"))
     assert done.returncode == ExitCode.DIVERGED
     assert "trial-1: out of the search: train: cell 1proc" in done.stdout

@@ -82,7 +82,7 @@ def _start_blind(host, hidden, cache, command, **options):
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory, project, builtin_rows):
+def lab(tmp_path_factory, project):
     folder = tmp_path_factory.mktemp("hosts")
     (folder / "project").mkdir()
     with contextlib.ExitStack() as stack:
@@ -96,9 +96,7 @@ def lab(tmp_path_factory, project, builtin_rows):
         addresses = (hosts.alpha.address, hosts.beta.address)
         with two_raylets(folder, addresses=addresses, starts=(hosts.alpha.popen, start_on_beta)) as cluster:
             changes = {"ray": {"address": cluster.address}} | _CHANGES
-            head = Workspace.create(
-                folder / "project" / "head", project=project, changes=changes, programs=on_alpha, rows=builtin_rows
-            )
+            head = Workspace.create(folder / "project" / "head", project=project, changes=changes, programs=on_alpha)
             lab = Laboratory(hosts, cluster, head)
             for stage in ("fingerprint", "download", "slice"):
                 lab.stage(stage)

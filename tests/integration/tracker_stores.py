@@ -1,4 +1,8 @@
-"""What each tracker has of a comparison, read back by its own means: what the contract is held to."""
+"""What each tracker has of a comparison, read back by its own means: what the contract is held to.
+
+`read_values` returns run -> metric -> (step, value) of every stored value, in the order of steps, those of withdrawn
+runs left out; `read_texts` all words of the runs that are shown; `take_away` has nothing answer where they are kept.
+"""
 
 import contextlib
 import importlib.util
@@ -7,7 +11,6 @@ import os
 import sqlite3
 import struct
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -15,24 +18,6 @@ from tasks.params.choices import list_file_names, read_constant
 from tests.flows.toy_project import free_port
 
 TRACKERS = list_file_names("tasks/services/trackers")
-
-Values = dict[str, list[tuple[int, float]]]
-"""Metric -> (step, value) of every stored value, in the order of steps."""
-
-
-class Store(Protocol):
-    """Where one tracker keeps the runs of a project folder."""
-
-    def read_values(self, folder):
-        """Return run -> all its values, those of withdrawn runs left out."""
-        ...
-
-    def read_texts(self, folder):
-        """Return all words of the runs that are shown: gates, parameters, report."""
-        ...
-
-    def take_away(self, folder, patch):
-        """Have nothing answer where the runs are kept."""
 
 
 def require_tracker(name):

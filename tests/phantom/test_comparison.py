@@ -21,7 +21,7 @@ def test_a_comparison_runs_from_counting_the_cards_to_the_report(finished, on_ph
     workspace = finished.copy(tmp_path / "project", programs=phantom_warm)
     # As the preset of the true model has it; rows, model and their cache are those of the finished comparison.
     # The noise of gradients is read from the card, which has no numbers.
-    workspace.change({"train.precision": "bf16", "train.packing": True})
+    workspace.change({"train.precision": "bf16", "train.packing": True, "measure.waterfall_seconds": 1})
     said = workspace.repro("measure", "evaluate").stdout
     assert "phantom:" not in said
 

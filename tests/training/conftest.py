@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,18 +21,12 @@ from tests.tiny import make_config, make_slice
 from training.config import read_config
 from training.data.plan import make_micro_batches
 from training.loop import train
-from training.process.distributed import Ranks, join_ranks
+from training.process.distributed import join_ranks
 from training.process.events import EventStream, StopRequest
 from training.process.files import write_json
 from training.step.strategy import find_strategy
 from training.workloads import find_workload, open_segment
 
-Launch = Callable[..., list[dict[str, Any]]]
-"""What `train_here` is."""
-Trained = Callable[..., dict[str, Any]]
-"""What `trained` is."""
-Models = Callable[[str], Path]
-Rows = Callable[[str], list[Path]]
 _ROWS_OF = {
     "sequence_classification": {"num_classes": 3, "min_len": 2},
     "instruction": {"longest_prompt": 40, "min_len": 2},
@@ -90,9 +84,9 @@ class Toy:
     """What a test's trainings are told and made of: a small model, the first slice, and a folder of the test's own."""
 
     folder: Path
-    models: Models
-    rows: Rows
-    alone: Ranks
+    models: Any
+    rows: Any
+    alone: Any
 
     def tell(self, work="work", **changes):
         """Return what a training in this folder is told; `model`, `slices` or `num_slices` may be others."""
@@ -139,13 +133,9 @@ def trained(ranks, models, rows, tmp_path_factory):
 def alone():
     """This process as the only rank, until the tests of this folder are done: there can be one group in a process."""
     torch.set_num_threads(1)
-    with join_ranks(config_for_one_rank()) as ranks:
+    told = SimpleNamespace(world_size=1, device="cpu", oversubscribe=False)
+    with join_ranks(told) as ranks:
         yield ranks
-
-
-def config_for_one_rank():
-    """Return the little of a config that joining the process group looks at."""
-    return type("Config", (), {"world_size": 1, "device": "cpu", "oversubscribe": False})()
 
 
 class InterruptingEvents(EventStream):
@@ -260,6 +250,14 @@ def learned_rows(config, segment=-1):
     """Return step and row of everything that a segment learned from, in order."""
     ledger = read_ledger(folder_of(config, segment))
     return sorted(zip(ledger["step"].tolist(), ledger["row_id"].tolist(), strict=True))
+
+
+def take_gradient(workload, model, parts):
+    """Return the sum of the losses of micro-batches, and the gradient of each parameter that has one."""
+    model.zero_grad()
+    loss = torch.stack([workload.loss_sum(model, part) for part in parts]).sum()
+    loss.backward()
+    return float(loss.detach()), {name: part.grad for name, part in model.named_parameters() if part.grad is not None}
 
 
 def relative_l2(weights, reference):

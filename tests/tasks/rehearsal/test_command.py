@@ -85,7 +85,7 @@ def test_of_a_model_of_the_hub_its_config_alone_is_fetched_and_its_commit_kept(t
     with HubServer() as hub:
         hub.add_repo("model", "Qwen/Qwen2-0.5B-Instruct", whole)
         done = _run(tmp_path, "1x H100-80", "--leave-out", **hub.environment(cache=tmp_path / "cache", token="hf_none"))
-        asked = [request.line for request in hub.requests]
+        asked = hub.requests
     assert done.returncode == 0, done.stderr[-3000:]
     assert "1gpu fits." in done.stdout
     assert any("config.json" in line for line in asked)

@@ -5,40 +5,32 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from tests.conftest import PROJECT
+from training.record.setting import collect_interpreter, collect_run_at_start
 
 
-def _collect_in_process(line, *, folder):
-    """Return what a new Python tells that ran `line` first, with `folder` in front of its path."""
-    told = f"import json, sys; {line}\nfrom training.record import setting as it\n"
-    told += "print(json.dumps(it.collect_interpreter() | it.collect_run_at_start()))"
-    command = [sys.executable, "-c", told]
-    done = subprocess.run(command, cwd=PROJECT, env={"PYTHONPATH": str(folder)}, capture_output=True, check=True)
-    return json.loads(done.stdout)
+def test_a_debugger_or_profiler_is_named():
+    watched = [collect_interpreter()["watched_by"]]
+    for watch, before in ((sys.settrace, sys.gettrace()), (sys.setprofile, sys.getprofile())):
+        watch(lambda *_: None)
+        watched.append(collect_interpreter()["watched_by"])
+        watch(before)
+    assert watched == [[], ["trace"], ["profile"]]
+    if monitoring := getattr(sys, "monitoring", None):  # which came with Python 3.12
+        monitoring.use_tool_id(1, "coverage")
+        assert collect_interpreter()["watched_by"] == ["coverage"]
+        monitoring.free_tool_id(1)
 
 
-@pytest.mark.parametrize(
-    ("line", "watchers"),
-    [
-        ("pass", []),
-        ("sys.settrace(lambda *_: None)", ["trace"]),
-        ("sys.setprofile(lambda *_: None)", ["profile"]),
-        pytest.param(
-            "sys.monitoring.use_tool_id(1, 'coverage')", ["coverage"],
-            marks=pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"),
-        ),
-    ],
-)  # fmt: skip
-def test_a_debugger_or_profiler_is_named(line, watchers, tmp_path):
-    assert _collect_in_process(line, folder=tmp_path)["watched_by"] == watchers
-
-
-def test_a_module_that_python_ran_at_its_start_is_known_by_what_it_holds(tmp_path):
-    assert _collect_in_process("pass", folder=tmp_path)["usercustomize"] is None
+def test_a_module_that_python_ran_at_its_start_is_known_by_what_it_holds(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "usercustomize", raising=False)
+    assert collect_run_at_start()["usercustomize"] is None
     for name in ("sitecustomize", "usercustomize"):
-        module = tmp_path / f"{name}.py"
-        module.write_text("import time\n")
-        told = _collect_in_process("import usercustomize" if name == "usercustomize" else "pass", folder=tmp_path)
-        assert told[name] == hashlib.sha256(module.read_bytes()).hexdigest()
+        (tmp_path / f"{name}.py").write_text(f"import time  # {name}\n")
+    told = "import json, usercustomize\nfrom training.record import setting\n"
+    command = [sys.executable, "-c", f"{told}print(json.dumps(setting.collect_run_at_start()))"]
+    done = subprocess.run(command, cwd=PROJECT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, check=True)
+    files = {name: tmp_path / f"{name}.py" for name in ("sitecustomize", "usercustomize")}
+    assert json.loads(done.stdout) == {
+        name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()
+    }
