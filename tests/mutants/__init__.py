@@ -22,7 +22,9 @@ class Mutant:
 
 
 def _mutant(name, change, *tests):
-    return Mutant(Patch(name, change), tests)
+    """Return it; without `tests` they are those of the function's module."""
+    folder, _, file = name.partition(":")[0].replace(".", "/").rpartition("/")
+    return Mutant(Patch(name, change), tests or (f"{folder}/test_{file}.py",))
 
 
 def _return(value):
@@ -64,31 +66,25 @@ MUTANTS = [
     # tasks/params
     _mutant("tasks.params.sources:RowRange.overlaps", _return(False), "hostile/test_bad_params.py"),
     _mutant("tasks.params.strict_yaml:_refuse_ambiguous", _return(None), "tasks/test_params.py"),
-    _mutant(
-        "tasks.params.search:SearchParams.draw", lambda of, self, index: of(self, 0), "tasks/params/test_search.py"
-    ),
+    _mutant("tasks.params.search:SearchParams.draw", lambda of, self, index: of(self, 0)),
     _mutant("tasks.params.train:describe_rates", _return([]), "tasks/test_train.py"),
     _mutant("tasks.params.cells:require_same_statistics", _return(None), "hostile/test_bad_params.py"),
-    _mutant("tasks.params:Params.grad_accum_steps", _times(2), "tasks/test_params.py"),
+    _mutant("tasks.params:Params.grad_accum_steps", _times(2)),
     _mutant("tasks.params.prompts:fill_template", _first, "tasks/test_instructions.py", "tasks/test_params.py"),
     # tasks/data and the stages that bring it
     _mutant("tasks.data.sources.row_store:RepeatedRows.add", _return(None), "tasks/test_heldout_source.py"),
-    _mutant(
-        "tasks.data.builtin.prose:is_prose",
-        lambda of, text: bool(text) and text[0].isupper(),
-        "tasks/data/builtin/test_prose.py",
-    ),
+    _mutant("tasks.data.builtin.prose:is_prose", lambda of, text: bool(text) and text[0].isupper()),
     _mutant("tasks.data.sources.models:refuse_not_finite", _return(None), "tasks/test_download.py"),
     _mutant(
         "tasks.data.row_tokenizer:RowTokenizer.rows",
         lambda of, self, texts, *, row_ids: [row[:-1] for row in of(self, texts, row_ids=row_ids)],
         "tasks/test_slice.py",
     ),
-    _mutant("tasks.slice:check_extent", _return(None), "tasks/test_slice.py"),
-    _mutant("tasks.download:_require_unchanged", _return(None), "tasks/test_download.py"),
+    _mutant("tasks.slice:check_extent", _return(None)),
+    _mutant("tasks.download:_require_unchanged", _return(None)),
     # tasks/gates
-    _mutant("tasks.gates.clock:_find_sum_problem", _return(None), "tasks/gates/test_clock.py"),
-    _mutant("tasks.gates.clock:_find_idle_problem", _return(None), "tasks/gates/test_clock.py"),
+    _mutant("tasks.gates.clock:_find_sum_problem", _return(None)),
+    _mutant("tasks.gates.clock:_find_idle_problem", _return(None)),
     _mutant("tasks.gates.comparability:_find_step_problems", _return([]), "tasks/gates/test_checks.py"),
     _mutant(
         "tasks.gates.comparability:_sum_rank_seconds",
@@ -96,64 +92,48 @@ MUTANTS = [
         "tasks/gates/test_checks.py",
     ),
     _mutant("tasks.gates.correctness:TOLERANCE", lambda value: 10 * value, "tasks/gates/test_loss_curves.py"),
-    _mutant("tasks.gates.equivalence:_find_problems", _yield_nothing, "tasks/gates/test_equivalence.py"),
-    _mutant("tasks.gates.equivalence:_PART", lambda value: 0.5, "tasks/gates/test_equivalence.py"),
-    _mutant(
-        "tasks.gates.asked_for:order_rows", lambda of, *a, **k: sorted(of(*a, **k)), "tasks/gates/test_asked_for.py"
-    ),
-    _mutant(
-        "tasks.gates.blocks_and_training:_compute_seconds_per_step",
-        _times(2),
-        "tasks/gates/test_blocks_and_training.py",
-    ),
-    _mutant("tasks.gates.heldout:_find_other_heldout_rows", _return([]), "tasks/gates/test_heldout.py"),
-    _mutant("tasks.gates.own_device:_find_shared_device", _return(None), "tasks/gates/test_own_device.py"),
+    _mutant("tasks.gates.equivalence:_find_problems", _yield_nothing),
+    _mutant("tasks.gates.equivalence:_PART", lambda value: 0.5),
+    _mutant("tasks.gates.asked_for:order_rows", lambda of, *a, **k: sorted(of(*a, **k))),
+    _mutant("tasks.gates.blocks_and_training:_compute_seconds_per_step", _times(2)),
+    _mutant("tasks.gates.heldout:_find_other_heldout_rows", _return([])),
+    _mutant("tasks.gates.own_device:_find_shared_device", _return(None)),
     _mutant("tasks.gates.counted_blocks:MOST_OTHERS_SHARE", lambda value: 1.0, "tasks/gates/test_quiet_turns.py"),
-    _mutant(
-        "tasks.gates.work_of_blocks:_Judge._find_gradient_problems",
-        _yield_nothing,
-        "tasks/gates/test_work_of_blocks.py",
-    ),
-    _mutant("tasks.gates.synchronisation:_find_record_problem", _return(None), "tasks/gates/test_synchronisation.py"),
-    _mutant("tasks.gates.setting:_compare_values", _return([]), "tasks/gates/test_setting.py"),
+    _mutant("tasks.gates.work_of_blocks:_Judge._find_gradient_problems", _yield_nothing),
+    _mutant("tasks.gates.synchronisation:_find_record_problem", _return(None)),
+    _mutant("tasks.gates.setting:_compare_values", _return([])),
     _mutant("tasks.gates.counted_blocks:find_missing_turns", _return(None), "tasks/gates/test_blocks_and_training.py"),
     # tasks/measuring
-    _mutant("tasks.measuring.intervals:_compute_students_half_width", _times(0.6), "tasks/measuring/test_intervals.py"),
+    _mutant("tasks.measuring.intervals:_compute_students_half_width", _times(0.6)),
     _mutant(
         "tasks.measuring.intervals:_compute_mean",
         lambda of, launches: sum(map(sum, launches)) / sum(map(len, launches)),
         "tasks/measuring/test_intervals.py",
         "tasks/measuring/test_speedups.py",
     ),
-    _mutant("tasks.measuring.intervals:compute_floor", _return(0.0), "tasks/measuring/test_intervals.py"),
-    _mutant(
-        "tasks.gates.work_of_blocks:_Judge._find_update_problems", _yield_nothing, "tasks/gates/test_work_of_blocks.py"
-    ),
-    _mutant("tasks.gates.baseline:_list_gains", _yield_nothing, "tasks/gates/test_baseline.py"),
+    _mutant("tasks.measuring.intervals:compute_floor", _return(0.0)),
+    _mutant("tasks.gates.work_of_blocks:_Judge._find_update_problems", _yield_nothing),
+    _mutant("tasks.gates.baseline:_list_gains", _yield_nothing),
     _mutant("tasks.measuring.turns:is_quiet", _return(True), "tasks/measuring/test_speedups.py"),
     _mutant(
         "tasks.measuring.turns:Timed.slowest_rank_seconds",
         lambda of, block: block.step_seconds.mean(),
         "tasks/measuring/test_waterfall.py",
     ),
-    _mutant(
-        "tasks.measuring.waterfall:_compute_losses",
-        lambda of, found: found,
-        "tasks/measuring/test_waterfall.py",
-    ),
+    _mutant("tasks.measuring.waterfall:_compute_losses", lambda of, found: found),
     _mutant(
         "tasks.measuring.turns:generate_turns",
         lambda of, arms, *, seed: (list(arms) for _ in iter(int, 1)),
         "tasks/measuring/test_interleaving.py",
     ),
-    _mutant("tasks.measuring.model_flops:ModelShape._flops_per_pair", _times(2), "tasks/measuring/test_model_flops.py"),
+    _mutant("tasks.measuring.model_flops:ModelShape._flops_per_pair", _times(2)),
     _mutant(
         "tasks.measure:select_timed_ranges",
         lambda of, slices, ranges, **more: list(ranges[:1]),
         "tasks/measuring/test_timed_ranges.py",
     ),
     # tasks/equivalence
-    _mutant("tasks.equivalence.differences:MARGIN", lambda value: 100 * value, "tasks/equivalence/test_differences.py"),
+    _mutant("tasks.equivalence.differences:MARGIN", lambda value: 100 * value),
     _mutant(
         "tasks.equivalence.updates:_are_equal",
         _return(True),
@@ -172,13 +152,8 @@ MUTANTS = [
     _mutant(
         "tasks.equivalence.draw:draw_updates",
         lambda of, names, sizes, **how: [one._replace(required=one.required[:1]) for one in of(names, sizes, **how)],
-        "tasks/equivalence/test_draw.py",
     ),
-    _mutant(
-        "tasks.equivalence.reference.update:draw_dropout_seed",
-        _return(1),
-        "tasks/equivalence/reference/test_update.py",
-    ),
+    _mutant("tasks.equivalence.reference.update:draw_dropout_seed", _return(1)),
     _mutant(
         "tasks.equivalence.reference.causal_lm:compute_loss_behind",
         lambda of, *a, **k: (lambda found: (found[0] * 1.01, found[1]))(of(*a, **k)),
@@ -190,12 +165,11 @@ MUTANTS = [
         _replace(karp_flatt=lambda share: share and 2 * share),
         "tasks/records/test_speedup.py",
     ),
-    _mutant("tasks.records.ledger:compare_rows", _replace(num_repeated=lambda _: 0), "tasks/records/test_ledger.py"),
-    _mutant("tasks.reporting.straggler:find_slowest_rank", _return(None), "tasks/reporting/test_straggler.py"),
+    _mutant("tasks.records.ledger:compare_rows", _replace(num_repeated=lambda _: 0)),
+    _mutant("tasks.reporting.straggler:find_slowest_rank", _return(None)),
     _mutant(
         "tasks.reporting.time_to_loss:find_first_reached",
         lambda of, losses, *, target, window: of(losses, target=target, window=1),
-        "tasks/reporting/test_time_to_loss.py",
     ),
     _mutant(
         "tasks.records.measurement:MeasurementFile.publish",
@@ -203,7 +177,7 @@ MUTANTS = [
         "tasks/reporting/test_standing.py",
         "tasks/reporting/test_verdict.py",
     ),
-    _mutant("tasks.reporting.cost:_select_throughput", _times(2), "tasks/reporting/test_cost.py"),
+    _mutant("tasks.reporting.cost:_select_throughput", _times(2)),
     _mutant("tasks.reporting.data_files:escape_formula", _first, "hostile/test_names.py"),
     _mutant(
         "tasks.reporting.verdict:sort_by_merit",
@@ -217,54 +191,38 @@ MUTANTS = [
         "tasks/reporting/test_changes.py",
         "flows/test_ddp_compare.py",
     ),
-    _mutant("tasks.reporting.render:escape", _first, "tasks/reporting/test_render.py"),
+    _mutant("tasks.reporting.render:escape", _first),
     # tasks/store, inputs, train
-    _mutant("tasks.store.kept:is_kept", lambda of, folder: folder.is_dir(), "tasks/store/test_kept.py"),
-    _mutant("tasks.inputs.damage:require_digest", lambda of, file, wanted: wanted, "tasks/inputs/test_damage.py"),
+    _mutant("tasks.store.kept:is_kept", lambda of, folder: folder.is_dir()),
+    _mutant("tasks.inputs.damage:require_digest", lambda of, file, wanted: wanted),
     _mutant(
         "tasks.inputs.damage:require_whole", _return(None), "tasks/inputs/test_damage.py", "tasks/test_evaluate.py"
     ),
     _mutant("tasks.train:plan_segments", lambda of, *a, **k: of(*a, **{**k, "machine": ""}), "tasks/test_kept_work.py"),
     # tasks/ranks, process, services, machine
-    _mutant("tasks.ranks.watchdog:Watchdog._compute_patience", _return(0.0), "tasks/ranks/test_watchdog.py"),
-    _mutant(
-        "tasks.ranks.watchdog:Watchdog._read_place",
-        lambda of, self, rank: (of(self, rank)[0], 0),
-        "tasks/ranks/test_watchdog.py",
-    ),
-    _mutant(
-        "tasks.ranks.memory:_halve_micro_batch",
-        lambda of, config, error, *, num_shares: config,
-        "tasks/ranks/test_memory.py",
-    ),
-    _mutant("tasks.ranks.cluster.node:NodeRanks.list_missing", _return([]), "tasks/ranks/cluster/test_node.py"),
-    _mutant("tasks.process.lock:lock_machine", _yield_within, "tasks/process/test_lock.py"),
+    _mutant("tasks.ranks.watchdog:Watchdog._compute_patience", _return(0.0)),
+    _mutant("tasks.ranks.watchdog:Watchdog._read_place", lambda of, self, rank: (of(self, rank)[0], 0)),
+    _mutant("tasks.ranks.memory:_halve_micro_batch", lambda of, config, error, *, num_shares: config),
+    _mutant("tasks.ranks.cluster.node:NodeRanks.list_missing", _return([])),
+    _mutant("tasks.process.lock:lock_machine", _yield_within),
     _mutant(
         "ddp_audit.process.wording:format_three_digits",
         lambda of, value: f"{value:.1f}",
         "tasks/process/test_wording.py",
     ),
     _mutant("tasks.train:require_room", _return(None), "tasks/process/test_disk.py"),
-    _mutant("tasks.services.own_site:OwnSite._find_refusal", _return(None), "tasks/services/test_own_site.py"),
+    _mutant("tasks.services.own_site:OwnSite._find_refusal", _return(None)),
     _mutant("tasks.services.hub:_require_stated_hash", _return(None), "integration/test_hub_download.py"),
     _mutant(
         "tasks.machine.host_checks:check_load",
         lambda of, *a, **k: of(*a, **k).model_copy(update={"verdict": "ok"}),
         "tasks/machine/test_preflight.py",
     ),
-    _mutant("tasks.machine.gpu_meter:_integrate_power", _times(2), "tasks/machine/test_gpu_meter.py"),
-    _mutant("tasks.machine.gpu_checks:check_links", _return([]), "tasks/machine/test_gpu_checks.py"),
+    _mutant("tasks.machine.gpu_meter:_integrate_power", _times(2)),
+    _mutant("tasks.machine.gpu_checks:check_links", _return([])),
     # flows
-    _mutant(
-        "flows.search:choose_promoted",
-        lambda of, losses, *, eta: sorted(losses)[: max(1, len(losses) // eta)],
-        "flows/test_search.py",
-    ),
-    _mutant(
-        "flows.pipeline:explain_failure",
-        lambda of, lines, dvc_code: (of(lines, dvc_code)[0], 1),
-        "flows/test_pipeline.py",
-    ),
+    _mutant("flows.search:choose_promoted", lambda of, losses, *, eta: sorted(losses)[: max(1, len(losses) // eta)]),
+    _mutant("flows.pipeline:explain_failure", lambda of, lines, dvc_code: (of(lines, dvc_code)[0], 1)),
     _mutant(
         "flows.child:make_environment",
         lambda of, interpreter: {**__import__("os").environ},
@@ -272,30 +230,16 @@ MUTANTS = [
         "flows/test_pipeline.py",
     ),
     # training
-    _mutant(
-        "training.data.plan:StepPlan.select_for_rank",
-        lambda of, self, rank, size: of(self, 0, size),
-        "training/data/test_plan.py",
-    ),
+    _mutant("training.data.plan:StepPlan.select_for_rank", lambda of, self, rank, size: of(self, 0, size)),
     _mutant(
         "training.data.plan:make_micro_batch",
         lambda of, source, step, index, *, seq_len, seed: of(source, step, index, seq_len=seq_len, seed=(0, 0)),
-        "training/data/test_plan.py",
     ),
-    _mutant(
-        "training.data.batches:Slice.num_targets",
-        lambda of, self, seq_len: of(self, seq_len) + 1,
-        "training/data/test_batches.py",
-    ),
-    _mutant(
-        "training.step.schedule:compute_learning_rate",
-        lambda of, step, *a, **k: of(step + 1, *a, **k),
-        "training/step/test_schedule.py",
-    ),
+    _mutant("training.data.batches:Slice.num_targets", lambda of, self, seq_len: of(self, seq_len) + 1),
+    _mutant("training.step.schedule:compute_learning_rate", lambda of, step, *a, **k: of(step + 1, *a, **k)),
     _mutant(
         "training.step.optimizer:group_parameters",
         lambda of, parameters, config: [(config.weight_decay, list(parameters))],
-        "training/step/test_optimizer.py",
     ),
     _mutant("training.step.replica:Replica.forward_backward", _add, "training/test_strategies.py"),
     _mutant(
@@ -325,20 +269,16 @@ MUTANTS = [
         ),
         "training/test_strategy_contract.py::test_its_traffic_is_what_its_profile_expects_of_the_step",
     ),
-    _mutant(
-        "training.loop:_name_culprits",
-        _yield_within,
-        "training/test_rank_faults.py",
-    ),
-    _mutant("training.state.receipt:_find_file_problem", _return(None), "training/state/test_receipt.py"),
+    _mutant("training.loop:_name_culprits", _yield_within, "training/test_rank_faults.py"),
+    _mutant("training.state.receipt:_find_file_problem", _return(None)),
     _mutant(
         "training.state.checkpoint:CheckpointStore._require_same_world_size",
         _return(None),
         "training/state/test_checkpoint_refused.py",
     ),
-    _mutant("training.record.window:_explain_not_finite", _return(None), "training/record/test_window.py"),
+    _mutant("training.record.window:_explain_not_finite", _return(None)),
     _mutant("training.record.window:Pace.seconds", _times(0.5), "training/record/test_pace.py"),
-    _mutant("training.model.linear_loss:_compute_softmax", _times(1.01), "training/model/test_linear_loss.py"),
+    _mutant("training.model.linear_loss:_compute_softmax", _times(1.01)),
     _mutant("ddp_audit.process.redaction:redact", _first, "hostile/test_redaction.py"),
     _mutant("training.process.safe_loading:require_plain_archive", _return(None), "hostile/test_pickles.py"),
     _mutant(

@@ -55,7 +55,6 @@ class Patch:
         if isinstance(original, (staticmethod, classmethod)):
             return type(original)(self._wrap(original.__func__))
         if isinstance(original, property):
-            assert original.fget is not None
             return property(self._wrap(original.fget))
         if isinstance(original, functools.cached_property):
             changed = functools.cached_property(self._wrap(original.func))
