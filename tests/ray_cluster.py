@@ -11,9 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import pytest
 
@@ -24,7 +22,6 @@ needs_ray = pytest.mark.skipif(
 )
 _RAY = ["-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
 _SECONDS = 180.0
-Popen = Callable[..., "subprocess.Popen[Any]"]
 
 
 class Cluster:

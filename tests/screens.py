@@ -60,9 +60,11 @@ def _take_page(browser, folder):
         end = page.locator("main section").first.evaluate("section => section.getBoundingClientRect().bottom")
         _keep(page, Path("docs/report.png"), end=int(end) + 30)
     for name, viewport, scheme, media in (
-        ("page-light", _LAPTOP, "light", "screen"), ("page-dark", _LAPTOP, "dark", "screen"),
-        ("page-phone", _PHONE, "light", "screen"), ("page-print", {"width": 794, "height": 1123}, "light", "print"),
-    ):  # fmt: skip
+        ("page-light", _LAPTOP, "light", "screen"),
+        ("page-dark", _LAPTOP, "dark", "screen"),
+        ("page-phone", _PHONE, "light", "screen"),
+        ("page-print", {"width": 794, "height": 1123}, "light", "print"),
+    ):
         with _open(browser, viewport=viewport, color_scheme=scheme) as page:
             page.emulate_media(media=media)
             page.goto(_PAGE.resolve().as_uri())

@@ -27,13 +27,7 @@ PARAMS = {
     "ranges": ["0-80", "80-160"],
     "heldout": "160-190",
     "workload": "causal_lm",
-    "train": {
-        "epochs": 1,
-        "global_batch_size": 16,
-        "micro_batch_size": 4,
-        "learning_rate": 2e-3,
-        "seq_len": 24,
-    },
+    "train": {"epochs": 1, "global_batch_size": 16, "micro_batch_size": 4, "learning_rate": 2e-3, "seq_len": 24},
     "cells": {"1proc": {"strategy": "single", "world_size": 1}, "2proc": {"strategy": "ddp", "world_size": 2}},
 }
 """A params.yaml."""

@@ -146,15 +146,6 @@ def test_every_piece_of_params_that_a_page_shows_is_read_and_fits_a_preset(proje
             assert any("is not installed" in complaint for complaint in complaints), (name, text, complaints)
 
 
-def test_every_file_of_the_list_of_files_is_there(project):
-    tree = (project / "docs" / "files.md").read_text()
-    named = re.findall(r"[a-z_-]+\.(?:py|yaml|toml|lock|md)\b", tree)
-    assert len(named) > 20
-    for name in set(named):
-        tops = [project / top for top in ("flows", "tasks", "training", "docs")]
-        assert (project / name).is_file() or any(list(top.rglob(name)) for top in tops), name
-
-
 def test_readme_and_pages_are_short_enough_to_read(project):
     assert all((project / "docs" / name).is_file() for name in LONGER)
     for pattern, most in MOST_WORDS.items():

@@ -75,8 +75,3 @@ def prepare(model, config):
 def can_pack(model, config):
     """Return False: a micro-batch takes its time however its rows stand in it."""
     return False
-
-
-def find_tied_weight(model):
-    """Return None: there is no embedding."""
-    return

@@ -11,10 +11,7 @@ from training.data.batches import open_slice
 from training.data.plan import make_micro_batches, plan_segment
 from training.process.distributed import join_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,6 @@ def test_a_checkpoint_is_the_ordinary_model_with_the_loss_of_the_adapted_one(bas
     (file,) = folder_of(config).glob("tiny_*.pt")
     merged, adapted = causal_lm.load_model(toy.models("tiny"), checkpoint=file), _load_base(toy, None)
     found = adapt(adapted, parsed(config, toy.folder), device=_CPU)
-    assert found is not None
     found.load_factors(_factors(config))
     batch = source.collate(range(16), seq_len=32)
     with torch.no_grad():
@@ -79,10 +78,7 @@ def test_a_checkpoint_is_the_ordinary_model_with_the_loss_of_the_adapted_one(bas
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "changes"),
-    [
-        (None, {"strategy": "ddp", "precision": "fp16"}),
-        ("nf4", {"strategy": "zero1", "precision": "bf16"}),
-    ],
+    [(None, {"strategy": "ddp", "precision": "fp16"}), ("nf4", {"strategy": "zero1", "precision": "bf16"})],
     ids=str,
 )
 def test_two_ranks_exchange_factors_alone_go_on_to_the_same_bits_and_one_process_knows_factors_and_base(

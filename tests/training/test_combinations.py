@@ -2,13 +2,7 @@
 
 import pytest
 
-from training.combinations import (
-    COMPILE,
-    EXACT,
-    FOUR_BITS,
-    find_conflict,
-    say,
-)
+from training.combinations import COMPILE, EXACT, FOUR_BITS, find_conflict, say
 
 
 @pytest.mark.parametrize(

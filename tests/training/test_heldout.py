@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from tests.tiny import make_slice
-from tests.training.conftest import (
-    are_bitwise_equal,
-    facts_of,
-    folder_of,
-    steps_of,
-    weights_at_end,
-)
+from tests.training.conftest import are_bitwise_equal, facts_of, folder_of, steps_of, weights_at_end
 from training.data.batches import open_slice
 from training.process.failure import StoppedError
 from training.workloads.causal_lm import load_model, loss_sum
@@ -67,11 +61,7 @@ def test_the_held_out_loss_is_that_of_the_weights_after_the_step_without_dropout
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"packing": True},
-        {"strategy": "zero1"},
-        {"strategy": "fsdp2", "options": {"reshard_after_forward": False}},
-    ],
+    [{"packing": True}, {"strategy": "zero1"}, {"strategy": "fsdp2", "options": {"reshard_after_forward": False}}],
     ids=str,
 )
 def test_looking_at_held_out_rows_changes_neither_weights_nor_traffic(changes, looking, trained):

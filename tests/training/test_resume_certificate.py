@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import make_slice
-from tests.training.conftest import (
-    are_bitwise_equal,
-    events_in,
-    facts_of,
-    learned_rows,
-    steps_of,
-    weights_at_end,
-)
+from tests.training.conftest import are_bitwise_equal, events_in, facts_of, learned_rows, steps_of, weights_at_end
 from tests.training.forked_ranks import last_words
 
 _STEPS_PER_EPOCH = 6

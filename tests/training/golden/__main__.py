@@ -5,13 +5,7 @@ import tempfile
 from pathlib import Path
 
 from tests.training.forked_ranks import ForkedRanks
-from tests.training.golden.trainings import (
-    FILE,
-    find_moved,
-    list_trainings,
-    read_golden,
-    train,
-)
+from tests.training.golden.trainings import FILE, find_moved, list_trainings, read_golden, train
 from training.numerics import NUMERICS_VERSION
 from training.process.files import write_json
 

@@ -3,12 +3,7 @@
 import pytest
 
 from tests.extras import skip_without
-from tests.training.golden.trainings import (
-    find_moved,
-    list_trainings,
-    read_golden,
-    train,
-)
+from tests.training.golden.trainings import find_moved, list_trainings, read_golden, train
 
 
 @pytest.mark.parametrize("name", list_trainings())

@@ -24,9 +24,6 @@ _MORE = {
 _CLOSE = 2e-5
 """Share by which a number may differ: the sums of another machine have another order, whatever it is called."""
 
-Numbers = dict[str, list[float]]
-"""Loss and gradient norm of each step, and the weights in a few directions."""
-
 
 def list_trainings():
     """Return name -> what its ranks are told, of everything that is trained."""
@@ -49,7 +46,7 @@ def train(name, changes, folder, ranks):
 
 
 def read_numbers(config):
-    """Return the numbers of a finished training of one segment."""
+    """Return of a finished training of one segment loss and gradient norm of each step, and weights by directions."""
     (segment,) = (Path(config["work_dir"]) / "segments").iterdir()
     steps = [json.loads(line) for line in (segment / "steps.jsonl").read_text().splitlines()]
     return {

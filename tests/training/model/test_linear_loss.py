@@ -47,7 +47,6 @@ def test_loss_and_gradients_are_those_of_fp64_by_hand(chunk_rows, is_compiled):
 def test_under_autocast_the_gradients_are_fp32_and_as_near_as_those_of_whole_logits(dtype):
     exact = _inputs(torch.float64)
     _by_hand(*exact).backward()
-    assert exact[1].grad is not None
     distances = []
     for is_chunked in (False, True):
         hidden, weight, targets = _inputs(torch.float64)
@@ -58,7 +57,6 @@ def test_under_autocast_the_gradients_are_fp32_and_as_near_as_those_of_whole_log
             else:
                 loss = F.cross_entropy(F.linear(hidden, weight).float(), targets, reduction="sum")
         loss.backward()
-        assert weight.grad is not None
         assert weight.grad.dtype == torch.float32
         distances.append(float((weight.grad.double() - exact[1].grad).norm() / exact[1].grad.norm()))
     whole, chunked = distances
@@ -85,7 +83,6 @@ def test_a_target_whose_probability_is_too_small_for_fp32_has_its_loss():
     loss.backward()
     assert float(expected) / _ROWS > 103
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-6)
-    assert hidden.grad is not None
     assert bool(hidden.grad.isfinite().all())
 
 

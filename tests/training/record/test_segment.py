@@ -24,17 +24,15 @@ def _facts(step):
 class _OneOfTwo:
     """Ranks, of which the second learned from the same rows as the first."""
 
-    def __init__(self, *, is_first=True):
-        self._is_first = is_first
-
     @staticmethod
     def gather_rows(rows):
         second = rows.copy()
         second[:, 0] = 1
         return [second, rows]
 
-    def ask_first_rank(self, ask):
-        return ask() if self._is_first else None
+    @staticmethod
+    def ask_first_rank(ask):
+        return ask()
 
 
 def _record(folder, *, is_first_rank=True):
@@ -45,41 +43,31 @@ def _record(folder, *, is_first_rank=True):
     )  # fmt: skip
 
 
-def _enter(record, steps, rows, ranks):
-    nothing = StepResult(torch.zeros(()), torch.zeros(()))
-    for step in steps:
-        record.consume(step, 0, rows, nothing)
-        record.add([_facts(step)])
-        record.file_away(ranks)
-
-
-def _rows(slices):
-    return [open_slice(slices[0]).collate([3, 1], seq_len=16)]
-
-
 def test_ledger_and_lines_of_several_launches_are_saved_by_step_and_rank(tmp_path, slices):
-    rows, folders = _rows(slices), [tmp_path / name for name in ("first", "second")]
-    last = 0
+    rows, folders = open_slice(slices[0]).collate([3, 1], seq_len=16), [tmp_path / name for name in ("first", "second")]
+    nothing = StepResult(torch.zeros(()), torch.zeros(()))
     for index, folder in enumerate(folders):
-        record = _record(tmp_path / "work")
+        record, last = _record(tmp_path / "work"), 1_000 * index
         if index:
             record.load(folders[index - 1])
             assert [line["step"] for line in record.earlier_lines] == list(range(1, last + 1))
-        _enter(record, range(last + 1, last + 1_001), rows, _OneOfTwo())
-        last += 1_000
-        record.file_away(_OneOfTwo(), everything=True)
+        for step in range(last + 1, last + 1_001):
+            record.consume(step, 0, [rows], nothing)
+            record.add([_facts(step)])
+            record.file_away(_OneOfTwo)
+        record.file_away(_OneOfTwo, everything=True)
         folder.mkdir()
         record.save(folder)
     # As a reader without us would: four numbers of 4 bytes per sample.
     rank, step, row_id, num_tokens = np.fromfile(folders[-1] / "ledger.int32", np.int32).reshape(-1, 4).T
     assert step.tolist() == [step for step in range(1, 2_001) for _ in range(4)]
     assert rank.tolist() == [0, 0, 1, 1] * 2_000
-    assert row_id.tolist() == rows[0].row_ids.tolist() * 4_000
-    assert num_tokens.tolist() == rows[0].sample_num_tokens.tolist() * 4_000
+    assert row_id.tolist() == rows.row_ids.tolist() * 4_000
+    assert num_tokens.tolist() == rows.sample_num_tokens.tolist() * 4_000
     other = _record(tmp_path / "other", is_first_rank=False)
     other.load(folders[-1])
-    assert [line["step"] for line in other.earlier_lines] == list(range(1, 2_001))
+    lines = [json.loads(line) for line in (folders[-1] / "steps.jsonl").read_text().splitlines()]
+    for told in (other.earlier_lines, lines):
+        assert [line["step"] for line in told] == list(range(1, 2_001))
     assert not (tmp_path / "other").exists()
-    lines = (folders[-1] / "steps.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, 2_001))
     assert list((tmp_path / "work").iterdir()) == [], "its files have no name"

@@ -24,9 +24,7 @@ def batch(slices):
     return next(batches_in_order(open_slice(slices[0]), batch_size=4, seq_len=32))
 
 
-def _add(
-    window, batch, *, step = 7, loss = 1.0, grad_norm = 1.0, data_wait = 0.0,
-    more_tokens = 0, num_targets = None):  # fmt: skip
+def _add(window, batch, *, step=7, loss=1.0, grad_norm=1.0, data_wait=0.0, more_tokens=0, num_targets=None):
     """Enter a step whose plan says so many more tokens than the batch has, and so many labels."""
     planned = batch.num_tokens + more_tokens
     window.add(

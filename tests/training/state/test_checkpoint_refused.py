@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from training.state.receipt import RECEIPT, seal_folder
 from training.strategies.single import step as single
 from training.workloads import causal_lm
 
-State = dict[str, Any]
 _EMBEDDING = "model.embed_tokens.weight"
 
 

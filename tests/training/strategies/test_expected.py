@@ -85,7 +85,6 @@ def _work_of_stages(**changes):
 )  # fmt: skip
 def test_an_exchange_that_is_laid_out_otherwise_is_told(profile, work, code, numbers):
     problem = profile.find_problem(work)
-    assert problem is not None
     assert (problem.code, dict(problem.numbers) | numbers) == (code, problem.numbers)
 
 
@@ -99,7 +98,6 @@ def test_what_stages_wait_is_told_beside_what_theory_says():
     assert least(9, replicas=4) == 0.0
     timers = [{"pass_seconds": 1.0, "own_seconds": own, "num_micro_batches": 9} for own in (0.5, 0.6, 0.7, 0.8)]
     told = pipeline.explain_timers(timers, {}, world_size=4)
-    assert told is not None
     assert "35 %" in told
     assert "25 %" in told
     waits, theory = pipeline.split_waits(timers, {}, world_size=4) or (0.0, "")
