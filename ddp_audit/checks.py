@@ -21,7 +21,7 @@ from ddp_audit.findings.parameters import (
     same_start,
     start_weights,
 )
-from ddp_audit.findings.rows import epochs, rows_of_its_own, same_ids, same_rows, shuffled
+from ddp_audit.findings.rows import OWN_SPLIT, epochs, rows_of_its_own, same_ids, same_rows, shuffled
 from ddp_audit.process.findings import Finding, Outcome
 from ddp_audit.process.wording import explain
 from ddp_audit.records import Audit
@@ -93,6 +93,7 @@ _FOLLOWS: dict[str, Sequence[Question]] = {
     NO_GRADIENT: (gradient_scale,),
     **dict.fromkeys(same_ids.says, (same_rows,)),
     "same_rows": (shuffled,),
+    OWN_SPLIT: (same_rows,),
 }
 """Code of a finding -> what would only be said again of the same cell by other names."""
 _GRADES = {UNSEEDED: HYGIENE}

@@ -31,6 +31,7 @@ from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
 from ddp_audit.records import Audit, Fields, RankRecord
 
+OWN_SPLIT = "own_split"
 _MOST_SHARED = 0.25
 """Ranks that draw from all rows, each in an order of its own, share as many as they see of a pass."""
 _MOSTLY = 0.95
@@ -45,6 +46,7 @@ _OTHER_CONTENTS = "rows are other ones in every process: they are changed at ran
     WRONG,
     {
         "same_rows": "The ranks train on the same rows: of {rows:,} that {cell} was fed {different_rows:,} differ",
+        OWN_SPLIT: "Each rank splits the data anew: {share:percent} of its rows are rows of another rank, too",
         "uneven_passes": "The ranks average gradients of different passes: one over the data has {steps} steps",
     },
     "give the loader a DistributedSampler(dataset), and call its set_epoch(epoch) before every pass",
@@ -149,6 +151,14 @@ def _judge_rows(
         for rank, share in enumerate(shared, start=1)
         if share > _MOST_SHARED
     ]
+    contents = [[content for _, content in rows if content] for rows in rows_of_ranks]
+    # Pictures that several questions are about come again on one rank itself.
+    if not problems and all(len(set(rows)) > _MOSTLY * len(rows) for rows in contents):
+        share = max(len({*contents[0]} & {*rows}) / min(len(contents[0]), len(rows)) for rows in contents[1:])
+        if share > _MOST_SHARED:
+            text = "{share:percent} of the rows that two ranks learned from in {pass} are the same, under other indices"
+            remedy = "split and shuffle the data alike on all ranks, as random_split does with a seeded generator"
+            return replace(fail(cell, OWN_SPLIT, text, **{"share": share, "pass": where}), remedy=remedy)
     text = "{cell}: {different_rows:,} different rows among the {rows:,} that the ranks learned from in {pass}"
     finding = make_finding(problems, text, **numbers, most_shared=max(shared))
     work = wording.format_percent(num_different / num_rows)
