@@ -19,6 +19,12 @@ def test_no_file_imports_itself_in_a_circle_not_even_inside_a_function_or_for_th
     assert len(list(TopologicalSorter(imports).static_order())) == len(imports) > 250
 
 
+def test_the_audit_runs_where_there_is_torch_alone():
+    graph = grimp.build_graph("ddp_audit", include_external_packages=True, cache_dir=None)
+    others = {name for name in graph.modules if not name.startswith("ddp_audit")}
+    assert others - sys.stdlib_module_names == {"torch"}
+
+
 _PRIVATE = re.compile(
     r"^\s*(?:import|from) torch[\w.]*\._.*|^\s*from torch[\w.]* import .*\b_.*|attr\([^,()]+, \"_(?!_|no_split)\w+",
     re.MULTILINE,

@@ -100,7 +100,7 @@ def test_what_can_be_seen_of_a_correct_script_is_said_to_be_right(correct):
 
 @pytest.mark.slow
 @needs_lightning
-def test_of_lightning_is_seen_what_its_callback_says_and_how_often_it_exchanges(audit_script, correct):
+def test_of_lightning_is_seen_what_it_was_asked_for_and_how_often_it_exchanges(audit_script, correct):
     audit = correct("lightning_module")
     passes, exchanges = ask(audit, epochs), ask(audit, exchange)
     assert (passes.code, passes.numbers["name"], passes.numbers["asked"]) == ("passed", "max_epochs", 2)

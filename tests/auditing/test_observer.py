@@ -8,7 +8,6 @@ import torch
 from ddp_audit import say_asked, step
 from ddp_audit.observer.clocks import _list_floats
 from ddp_audit.observer.samples import count_tokens, digest_rows, digest_tensors, is_on_host, put_rows_first, read_rows
-from ddp_audit.observer.trainer import AuditCallback
 
 
 def test_a_row_is_the_same_wherever_its_padding_stands():
@@ -88,4 +87,3 @@ def test_reading_a_clock_keeps_nothing_that_the_script_has_let_go_and_leaves_wha
 def test_without_an_audit_what_a_script_says_does_nothing():
     with step(ids=[1, 2]):
         say_asked(epochs=3)
-    assert AuditCallback().on_train_begin.__doc__

@@ -1,4 +1,4 @@
-"""Lightning, with accumulation and clipping and its callback; it goes forward inside of the optimizer's step."""
+"""Lightning, with accumulation and clipping; it goes forward inside of the optimizer's step."""
 
 import os
 
@@ -6,7 +6,7 @@ import pytorch_lightning as lightning
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddp_audit.observer.lightning import AuditCallback
+from ddp_audit import say_asked
 
 
 class Language(lightning.LightningModule):
@@ -28,6 +28,7 @@ class Language(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
+say_asked(max_epochs=2)
 lightning.seed_everything(0)
 size = int(os.environ["WORLD_SIZE"])
 rows = TensorDataset(torch.randint(1, 50, (64, 12), generator=torch.Generator().manual_seed(1)))
@@ -37,7 +38,6 @@ lightning.Trainer(
     max_epochs=2,
     accumulate_grad_batches=2,
     gradient_clip_val=1.0,
-    callbacks=[AuditCallback()],
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,
