@@ -79,8 +79,9 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
         if not all(rows_of_ranks):
             text = "which rows rank {rank} was fed is not known"
             return make_unobservable(cell, "rows_unknown", text, rank=rows_of_ranks.index([]))
-        last = [len(list_rows(steps[-1]) or []) for steps in of_ranks]
-        results.append(_judge_rows(cell, rows_of_ranks, last, where=where, device=audit.device))
+        last = [steps[-1]["micros"][-1] for steps in of_ranks]
+        num_last = [len(micro.get("ids") or micro.get("rows") or [None]) for micro in last]
+        results.append(_judge_rows(cell, rows_of_ranks, num_last, where=where, device=audit.device))
         if len(results) == 1 and results[0].outcome == "passed" and not any(map(itemgetter(0), rows_of_ranks[0])):
             every = [step for rank in audit.ranks(audit.baseline) for step in rank.steps]
             base = {content for _, content in _collect_rows(every, by_content=True)}
@@ -124,11 +125,13 @@ def _collect_rows(steps: list[Fields], *, by_content: bool) -> list[tuple[str, s
 def _judge_rows(
     cell: str, rows_of_ranks: list[list[tuple[str, str]]], last: list[int], *, where: str, device: str
 ) -> Finding:
-    """Compare the rows of a pass; `last`: of each rank how many are of its last step."""
+    """Compare the rows of a pass; `last`: of each rank how many are of its last micro-batch."""
+    # At the end of a pass rows are repeated, so that every rank has as many, or as many batches.
+    kept = [rows[: len(rows) - num_last] for rows, num_last in zip(rows_of_ranks, last, strict=True)]
+    most, kept = (_MOST_SHARED, kept) if all(kept) else (_MOSTLY, rows_of_ranks)
     # Those with an index are known by it; of many of them the content was not looked at.
     names = [[index or content for index, content in rows] for rows in rows_of_ranks]
-    # At the end of a pass rows are repeated, so that every rank has as many, or as many batches.
-    first, *others = (set(rows[: len(rows) - num_last] or rows) for rows, num_last in zip(names, last, strict=True))
+    first, *others = ({index or content for index, content in rows} for rows in kept)
     shared = [len(first & rows) / min(len(first), len(rows)) for rows in others]
     if any(len(set(rows)) < _MOSTLY * len(rows) for rows in names):
         # Drawn with replacement, or repeated: then they are the same where one follows the other on both alike.
@@ -136,10 +139,13 @@ def _judge_rows(
         if not any(shared):
             text = "rows come more than once on one rank itself: drawn with replacement, or repeated"
             return make_unobservable(cell, "rows_repeated", text)
-    if max(shared) > _MOST_SHARED and any(
+    if max(shared) > most and any(
         do_contents_differ(rows_of_ranks[0], other, device=device) for other in rows_of_ranks[1:]
     ):
         return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
+    if most > max(shared) > _MOST_SHARED:
+        text = "a pass is a single batch, which rows of another rank may fill up"
+        return make_unobservable(cell, "filled_up", text)
     num_rows, num_different = sum(map(len, names)), len(set().union(*names))
     numbers = {"cell": cell, "rows": num_rows, "different_rows": num_different, "pass": where}
     text = (
@@ -149,13 +155,13 @@ def _judge_rows(
     problems = [
         explain("same_rows", text, **numbers, rank=rank, share=share)
         for rank, share in enumerate(shared, start=1)
-        if share > _MOST_SHARED
+        if share > most
     ]
-    contents = [[content for _, content in rows if content] for rows in rows_of_ranks]
+    contents = [[content for _, content in rows if content] for rows in kept]
     # Pictures that several questions are about come again on one rank itself.
     if not problems and all(len(set(rows)) > _MOSTLY * len(rows) for rows in contents):
         share = max(len({*contents[0]} & {*rows}) / min(len(contents[0]), len(rows)) for rows in contents[1:])
-        if share > _MOST_SHARED:
+        if share > most:
             text = "{share:percent} of the rows that two ranks learned from in {pass} are the same, under other indices"
             remedy = "split and shuffle the data alike on all ranks, as random_split does with a seeded generator"
             return replace(fail(cell, OWN_SPLIT, text, **{"share": share, "pass": where}), remedy=remedy)
