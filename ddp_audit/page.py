@@ -103,7 +103,7 @@ _MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– no
 """Outcome of a question -> how a table shows it."""
 _WORDS = {
     "data": "waiting for data", "forward": "forward", "backward": "backward",
-    "exchange": "exchange asked for by the script", "optimizer": "optimizer", "logging": "log lines",
+    "exchange": "exchange asked for by the script", "optimizer": "optimizer",
     "script": "the script itself, between those", "checkpoint": "checkpoints", "evaluation": "evaluation",
     "network": "after connecting to the network", "subprocess": "after starting another process",
     "observer": "the observer",

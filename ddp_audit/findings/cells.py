@@ -6,7 +6,7 @@ from functools import partial
 from itertools import takewhile
 from math import isfinite
 from operator import is_not
-from statistics import mean, median
+from statistics import mean, median, mode
 from typing import Any
 
 from ddp_audit.findings import (
@@ -84,8 +84,7 @@ def global_batch(audit: Audit, cell: str) -> Finding | None:
     if mine is None or base is None or not do_samples_lead(ranks, base_ranks):
         return make_unobservable(cell, "samples_unknown", "how many samples a step learns from is not known")
     batch, of_base = median(mine), median(base)
-    known = ((mine, batch), (base, of_base))
-    is_steady = all(2 * sum(item == usual for item in counts) >= len(counts) for counts, usual in known)
+    is_steady = all(2 * counts.count(mode(counts)) >= len(counts) for counts in (mine, base))
     if not is_steady and abs(batch / of_base - 1) < _ABOUT:
         text = "how many samples a step learns from is another number in every step"
         return make_unobservable(cell, "samples_vary", text)

@@ -140,10 +140,10 @@ def own_gradient(audit: Audit, cell: str) -> Finding | None:
     """Look at what is there before every backward pass of sampled steps."""
     ranks = audit.ranks(cell)
     seen = [step for rank in ranks for step in rank.steps if step.get("is_gradient_stale") is not None]
-    where, numbers = format_line(ranks[0].steps[0].get("backward_line")), {step["step"] for step in seen}
-    if len(numbers) < _FEWEST_KEPT:
+    steps, where = {step["step"] for step in seen}, format_line(ranks[0].steps[0].get("backward_line"))
+    if len(steps) < _FEWEST_KEPT:
         return make_unobservable(cell, "no_gradient_seen", "what is there before a backward pass is not known")
-    about = {"steps": len(numbers), "micro_batches": len(ranks[0].steps[0]["micros"]), "line": where}
+    about = {"steps": len(steps), "micro_batches": len(ranks[0].steps[0]["micros"]), "line": where}
     at = "; the backward is at {line}" * bool(where)
     if len({step["step"] for step in seen if step["is_gradient_stale"]}) >= _FEWEST_KEPT:
         text = "the backward pass adds to the gradient that the optimizer has used before"

@@ -80,8 +80,7 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
             text = "which rows rank {rank} was fed is not known"
             return make_unobservable(cell, "rows_unknown", text, rank=rows_of_ranks.index([]))
         last = [steps[-1]["micros"][-1] for steps in of_ranks]
-        num_last = [len(micro.get("ids") or micro.get("rows") or [None]) for micro in last]
-        results.append(_judge_rows(cell, rows_of_ranks, num_last, where=where, device=audit.device))
+        results.append(_judge_rows(cell, rows_of_ranks, last, where=where, device=audit.device))
         if len(results) == 1 and results[0].outcome == "passed" and not any(map(itemgetter(0), rows_of_ranks[0])):
             every = [step for rank in audit.ranks(audit.baseline) for step in rank.steps]
             base = {content for _, content in _collect_rows(every, by_content=True)}
@@ -123,11 +122,12 @@ def _collect_rows(steps: list[Fields], *, by_content: bool) -> list[tuple[str, s
 
 
 def _judge_rows(
-    cell: str, rows_of_ranks: list[list[tuple[str, str]]], last: list[int], *, where: str, device: str
+    cell: str, rows_of_ranks: list[list[tuple[str, str]]], last: list[Fields], *, where: str, device: str
 ) -> Finding:
-    """Compare the rows of a pass; `last`: of each rank how many are of its last micro-batch."""
+    """Compare the rows of a pass; `last`: the last micro-batch of each rank."""
     # At the end of a pass rows are repeated, so that every rank has as many, or as many batches.
-    kept = [rows[: len(rows) - num_last] for rows, num_last in zip(rows_of_ranks, last, strict=True)]
+    num_last = [len(micro.get("ids") or micro.get("rows") or [None]) for micro in last]
+    kept = [rows[:-number] for rows, number in zip(rows_of_ranks, num_last, strict=True)]
     most, kept = (_MOST_SHARED, kept) if all(kept) else (_MOSTLY, rows_of_ranks)
     # Those with an index are known by it; of many of them the content was not looked at.
     names = [[index or content for index, content in rows] for rows in rows_of_ranks]

@@ -1,8 +1,7 @@
-"""What happens around the steps: checkpoints, the network, processes, log lines, files, and what was asked for."""
+"""What happens around the steps: checkpoints, the network, processes, files, and what was asked for."""
 
 import argparse
 import functools
-import logging
 import os
 import re
 import sys
@@ -53,7 +52,6 @@ class Surroundings:
         # It opens its file where no event tells of it.
         self._wrap(torch, "save", before=lambda _content, f, *_: self._see_open(f, "w", 0))
         self._wrap(torch, "load", after=self._see_loaded)
-        self._time(logging.Logger, "callHandlers", timeline.LOGGING)
         for name in _COLLECTIVES if dist.is_available() else ():
             if hasattr(dist, name):
                 self._time(dist, name, timeline.EXCHANGE)

@@ -18,7 +18,7 @@ from ddp_audit.observer.record import Guard, Line, Record
 from ddp_audit.observer.timeline import OTHERS, Timeline
 
 _CLOCKS = ("time", "perf_counter", "monotonic")
-_FIRST_READINGS, _LAST_READINGS = 2_000, 10_000
+_FIRST_READINGS, _MOST_READINGS = 100, 10_000
 """So many are known by their value: what was read long ago is held no more, but for what the whole run is timed by."""
 _MOST_VARIABLES = 2_000
 _MOST_KEPT = 200
@@ -94,8 +94,7 @@ class Clocks:
 
     def __init__(self, record: Record, guard: Guard, times: Timeline, lines: ScriptLines) -> None:
         self._record, self._guard, self._times, self._lines = record, guard, times, lines
-        self._first: dict[float, _Reading] = {}
-        self._last: dict[float, _Reading] = {}
+        self._known: dict[float, _Reading] = {}
         self._kept: list[tuple[float, _Reading, list[float]]] = []
         """Readings, with the floats that the frame held, which are matched together: that is cheaper."""
         self._windows: dict[tuple[tuple[str, int], tuple[str, int]], list[float]] = {}
@@ -132,7 +131,7 @@ class Clocks:
         kept, self._kept = self._kept, []
         for value, now, floats in kept:
             for item in floats:
-                earlier = self._last.get(item) or self._first.get(item)
+                earlier = self._known.get(item)
                 if earlier is not None and now.step > earlier.step:
                     places = (earlier.place, now.place)
                     spent = map(sub, (now.step, now.at, *now.others), (earlier.step, earlier.at, *earlier.others))
@@ -140,12 +139,9 @@ class Clocks:
                     window = self._windows[places] = list(map(add, known, (1, *spent)))
                     if int(window[0]).bit_count() == 1:
                         self._write(places)
-            if len(self._first) < _FIRST_READINGS:
-                self._first[value] = now
-                continue
-            self._last[value] = now
-            if len(self._last) > _LAST_READINGS:
-                del self._last[next(iter(self._last))]
+            self._known[value] = now
+            if len(self._known) > _MOST_READINGS:
+                del self._known[next(islice(self._known, _FIRST_READINGS, None))]
 
     def finish(self) -> None:
         """Write what was found, whole."""

@@ -9,11 +9,11 @@ from typing import Any
 from ddp_audit.observer.record import read_clock
 
 SCRIPT, DATA, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER = "script", "data", "forward", "backward", "exchange", "optimizer"
-LOGGING, CHECKPOINT, EVALUATION = "logging", "checkpoint", "evaluation"
+CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
 NETWORK, SUBPROCESS = "network", "subprocess"
 OBSERVER = "observer"
 _KINDS = (
-    SCRIPT, DATA, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, LOGGING, CHECKPOINT, EVALUATION, NETWORK, SUBPROCESS,
+    SCRIPT, DATA, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, CHECKPOINT, EVALUATION, NETWORK, SUBPROCESS,
     OBSERVER,
 )  # fmt: skip
 
