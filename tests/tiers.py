@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 LONG = (
     # Whole comparisons of workloads and strategies: the contracts hold them at the step.
     "integration/test_odd_folder.py",
+    "integration/test_rebench.py",
     "integration/test_notebook.py::test_the_cells_of*",
     # The oldest torch and transformers: as long as an environment of theirs takes to be made.
     "integration/test_oldest_torch.py",

@@ -123,7 +123,7 @@ def draw(results: Results, axes: Axes) -> None:
     axes.set_ylabel(f"µs per {results.unit}")
     axes.grid()
     name_points(
-        axes, [(shorten(one.cell), factor * one.memory_gib, one.seconds_per_token.times(1e6)) for one in places]
+        axes, [(shorten(place.cell), factor * place.memory_gib, place.seconds_per_token.times(1e6)) for place in places]
     )
 
 
