@@ -28,7 +28,7 @@ What Python ran at their start is held machine by machine.
 
 The priority of their processes is held where seconds are told: of a training it changes the time alone.
 """
-_OF_EVERY_START = ("packages", "options")
+_OF_EVERY_LAUNCH = ("packages", "options")
 """What cells may differ in, and the launches of one cell may not: those of its training and its timed ones."""
 _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 """Keys of `train` that become another value on the way: halved where memory ran out, or the device's default."""
@@ -100,7 +100,7 @@ def _compare_launches(
     """
     who, (other, whose) = f"{where}: the ranks used", own
     mine, its = (
-        {f"{name}.{key}": value for name in _OF_EVERY_START for key, value in (item or {}).get(name, {}).items()}
+        {f"{name}.{key}": value for name in _OF_EVERY_LAUNCH for key, value in (item or {}).get(name, {}).items()}
         for item in (setting, other)
     )
     return [
