@@ -5,9 +5,7 @@
 
 import html
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from tasks.reporting.collect import collect_results
 from tasks.reporting.history_file import add_history
@@ -29,31 +27,31 @@ _HISTORY = "history.csv"
 _PRICE = {"price_per_gpu_hour": 2.5, "price_date": "2026-11-01", "price_source": "an offer"}
 
 
-def _measure_well(folder: Path) -> dict[str, Any]:
+def _measure_well(folder):
     params = write_comparison(folder)
     write_measurement(folder)
     return params
 
 
-def _measure_noise(folder: Path) -> dict[str, Any]:
+def _measure_noise(folder):
     params = write_comparison(folder)
     write_measurement(folder, with_speedup(1.01, 0.2, preflight=preflight("others use 1.4 of 2 cores")))
     return params
 
 
-def _measure_another_training(folder: Path) -> dict[str, Any]:
+def _measure_another_training(folder):
     params = _measure_well(folder)
     edit_segment(folder, "2proc", "8-16", parameter_checksums=["05" * 8, "bb"])
     edit_segment(folder, "2proc", data_wait_seconds=1.0, num_tokens=30)
     return params
 
 
-def _measure_nothing(folder: Path) -> dict[str, Any]:
+def _measure_nothing(folder):
     """With a price and a loss that nobody comes to."""
     return write_comparison(folder, params=PARAMS | {"cost": _PRICE, "quality": {"target_loss": 3.0}})
 
 
-def _measure_three(folder: Path) -> dict[str, Any]:
+def _measure_three(folder):
     """One of three cells has too few CPUs; the others say all that a report can have a line of."""
     seconds = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4], "4proc": [2.5, 1.5]}
     params = write_comparison(folder, params=THREE_CELLS | {"cost": _PRICE}, seconds=seconds)
@@ -80,7 +78,7 @@ def _measure_three(folder: Path) -> dict[str, Any]:
     return params
 
 
-REPORTS: dict[str, Callable[[Path], dict[str, Any]]] = {
+REPORTS = {
     "proven": _measure_well,
     "unproven": _measure_noise,
     "withheld": _measure_another_training,
@@ -89,7 +87,7 @@ REPORTS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-def render(name: str, folder: Path) -> Iterator[tuple[Path, str]]:
+def render(name, folder):
     """Yield (file, text) of a report: the verdict with report.md, and what the page says."""
     outputs = outputs_of(folder, REPORTS[name](folder))
     results = collect_results(outputs).model_copy(update={"created_at": "2026-01-01T00:00:00+00:00"})

@@ -27,7 +27,7 @@ def _meet(bomb):
     if bomb.is_dir() and (bomb / "config.json").exists():
         store_model(ModelParams(source=f"path:{bomb}", name="bomb"))
     elif bomb.is_dir() and (bomb / "receipt.json").exists():
-        _ = SegmentOutputs(bomb, None).ledger  # type: ignore[arg-type]
+        _ = SegmentOutputs(bomb, None).ledger
     elif bomb.is_dir() and (bomb / "ledger.int32").exists():
         LedgerFile(bomb.parent.parent / "spool").load(bomb)
     elif bomb.is_dir():

@@ -28,9 +28,9 @@ class Launch:
         assert nodes is None, "ranks on this machine only"
         log_folder.mkdir(parents=True, exist_ok=True)
         self.log_folder = log_folder
-        self._failed: tuple[int, int] | None = None
-        self._codes: dict[int, int] = {}
-        self._killed: int | None = None
+        self._failed = None
+        self._codes = {}
+        self._killed = None
         self._is_stopped = False
         # As under torchrun on one machine; a port that was found free may be somebody else's a moment later.
         self._rendezvous = log_folder.resolve() / "rendezvous"
@@ -40,7 +40,7 @@ class Launch:
             "OMP_NUM_THREADS": str(threads_per_rank),
             **make_rendezvous(self._rendezvous),
         }
-        self._running: dict[int, int] = {}
+        self._running = {}
         for rank in range(world_size):
             pid = os.fork()
             if pid == 0:

@@ -17,13 +17,13 @@ from pathlib import Path
 from tasks.process.stopping import end_with_parent
 
 
-def _take_long() -> None:
+def _take_long():
     end_with_parent()
     # As a rank of torchrun: in a session of its own, and bound to its parent.
     sleeps = "from tasks.process.stopping import end_with_parent; end_with_parent(); import time; time.sleep(600)"
     rank = subprocess.Popen([sys.executable, "-c", sleeps], start_new_session=True)
 
-    def save(*_: object) -> None:
+    def save(*_):
         # The signal may come again, from whoever else ends the tree.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Path("saved.txt").write_text("saved")
@@ -40,7 +40,7 @@ def _take_long() -> None:
     rank.wait()
 
 
-def main() -> None:
+def main():
     """Write the output of the stage and note that it ran."""
     name, output, text = sys.argv[1], Path(sys.argv[2]), " ".join(sys.argv[3:])
     with Path("executed.txt").open("a") as executed:

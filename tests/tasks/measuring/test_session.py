@@ -215,7 +215,7 @@ def test_changes_that_help_are_tried_together_too(waiting, monkeypatch, tmp_path
 @_alone
 def test_a_change_whose_ranks_die_while_it_is_timed_costs_the_others_nothing(waiting, monkeypatch):
     knobs = [_knob("one bucket", bucket_mib=75.0), _knob("deadly", bucket_mib=30.0), _knob("two", bucket_mib=50.0)]
-    bench, run, killed = Bench({"2dev": waiting}, seed=1), Bench.run, list[str]()
+    bench, run, killed = Bench({"2dev": waiting}, seed=1), Bench.run, []
 
     def deadly(self, arm, steps):
         if arm.name.endswith("deadly"):

@@ -45,7 +45,7 @@ def _measure_on(machine, arms=ARMS, *, seed=1, half_width=0.07, max_seconds=90.0
 
 
 def test_the_interval_covers_the_truth_whatever_is_shown_or_there_is_none():
-    problems, every, narrow = [], list[bool](), list[bool]()
+    problems, every, narrow = [], [], []
     for name, trouble in TROUBLES.items():
         row = measure_row(trouble, NUM_EXPERIMENTS)
         every += row.covered

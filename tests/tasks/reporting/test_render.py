@@ -42,9 +42,9 @@ class Page(HTMLParser):
 
     def __init__(self, source):
         super().__init__()
-        self.tags: list[str] = []
+        self.tags = []
         self.text = ""
-        self._open: list[str] = []
+        self._open = []
         self.feed(source)
         assert not self._open
 
