@@ -123,10 +123,8 @@ def require_steps(launched: Launched, *, started_in: Path) -> None:
     elif not any("torch" in rank.lines for rank in ranks):
         why = f"{ended} and never imported torch: nothing to observe"
     elif trained and all(rank.start is None for rank in ranks if not rank.steps) and trained < len(ranks):
-        beside = len(launched.beside_ranks)
-        more = f", and {beside} processes more that each took themselves for one of them" * bool(beside)
         why = (
-            f"{wording.format_plural(trained, 'rank')} trained where {len(ranks)} were asked for{more}; {{ranks}} in "
+            f"{wording.format_plural(trained, 'rank')} trained where {len(ranks)} were asked for; {{ranks}} in "
             "SCRIPT or LAUNCHER stands for their number"
         )
     elif not trained:

@@ -110,8 +110,6 @@ class Launched:
     """Whether it ran in a copy of its folder, where it found nothing of an earlier launch."""
     left: list[str] = field(default_factory=list)
     """Processes that it left running, and that were ended."""
-    beside_ranks: list[RankRecord] = field(default_factory=list)
-    """Processes that trained, too, and are no rank: each took itself for a rank that there was."""
     beside: "list[Launched]" = field(default_factory=list, repr=False, compare=False)
     """All launches of its audit, this one too: what is a part of a step is the same in all of them."""
 

@@ -205,7 +205,6 @@ def launch_script(
         finally:
             launch.stop(grace_seconds=_GRACE_SECONDS if was_ended or stop.is_set() else 0.0)
             ranks = [_move_paths(read_rank(file, rank), copy, request.folder) for rank, file in enumerate(files)]
-            others = [read_rank(file, world_size) for file in sorted(folder.glob("process-*.jsonl"))]
             if copy is not None:
                 shutil.rmtree(folder / "copy", ignore_errors=True)
     if stop.is_set():
@@ -219,7 +218,7 @@ def launch_script(
         _log.warning("%s left running, and was ended: %s", cell, redact(", ".join(launch.left)))
     return Launched(
         cell, folder, ranks, -signal.SIGKILL if hang else exit_code, ending, is_alone=is_alone, was_ended=was_ended,
-        is_apart=copy is not None, left=launch.left, beside_ranks=[other for other in others if other.steps],
+        is_apart=copy is not None, left=launch.left,
     )  # fmt: skip
 
 
