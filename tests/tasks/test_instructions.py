@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from tasks.data.slicing.instruction import _ask_chat_template
 from tasks.data.sources.row_policy import QUARANTINED
 from tasks.evaluating.heldout_rows import select_rows
 from tasks.params.prompts import TEMPLATES, fill_template, read_template
@@ -165,6 +166,11 @@ def test_a_chat_template_that_cannot_be_used_is_refused(tiny_qwen2, template, sa
 def test_a_file_with_a_byte_order_mark_is_the_template_without_it():
     Path("mine.txt").write_text("{instruction}\n", encoding="utf-8-sig")
     assert read_template("path:mine.txt") == "{instruction}\n"
+
+
+def test_a_chat_template_that_shows_the_day_shows_the_same_every_day(tiny_qwen2):
+    template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }} A:"
+    assert _ask_chat_template(with_chat_template(tiny_qwen2, template, Path("chat"))) == ("26 Jul 2024: ", " A:")
 
 
 def test_braces_in_a_text_stay_what_they_are():

@@ -204,7 +204,7 @@ def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, tar
 def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Path) -> str | None:
     """Write the rows; return which of the source's configs they are of."""
     notes: dict[str, str] = {}
-    what, key = f"column {dataset.text_column!r}", "text_column"
+    what, key = f"column {dataset.text_column!r}" + f", class {dataset.label!r}" * bool(dataset.label), "text_column"
     more: tuple[str, ...] = () if dataset.label is None else ("label",)
     if dataset.holds_instructions:
         what, key, more = "instruction or response", "instruction_column and dataset.response_column", _OF_INSTRUCTIONS

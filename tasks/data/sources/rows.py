@@ -30,8 +30,8 @@ _BEGINNINGS = {
     IN_GIT_LFS: "is what Git LFS has in its place: type git lfs pull",
 }
 _MOST_OF_BEGINNING = 32
-_UNNAMED = "__index_level_0__"
-"""What pandas makes of the first field of a row that has more fields than there are names."""
+_UNNAMED = "__index_level_"
+"""What pandas calls the first fields of rows that have more fields than there are names."""
 _EMPTY = "BatchSize must be greater than 0"
 """What the reader says of a parquet file without rows; of others it only stops."""
 
@@ -71,9 +71,10 @@ def _choose_columns(
     Raises DataError if one is not there, or of several types.
     """
     chosen = list[str | None]()
-    if rows.info.builder_name == "csv" and _UNNAMED in there:
+    names = [name for name in there if not name.startswith(_UNNAMED)]
+    if rows.info.builder_name == "csv" and len(names) < len(there):
         raise DataError(
-            f"{dataset.place}: rows have more fields than the first line has names ({list(there)[:-1]}); allowed: "
+            f"{dataset.place}: rows have more fields than the first line has names ({names}); allowed: "
             "commas between fields, and quotes around texts that hold one"
         )
     for key, column in dataset.named_columns.items():
