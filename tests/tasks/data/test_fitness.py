@@ -132,22 +132,19 @@ def _gather(params):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("says", "kind", "head", "changes"),
-    [
-        (None, "llama", "AutoModelForCausalLM", {}),
-        ("depends on the rows beside it", "fnet", "AutoModelForMaskedLM", CLASSES),
-    ],
-)
-def test_a_rehearsal_tries_local_weights_as_download_does(says, kind, head, changes, tiny_qwen2):
-    write_model(kind, tokenizer=tiny_qwen2, head=head)
-    dataset = {"source": "builtin:docstrings", "label": "package"} if changes else None
-    params = ask(dataset, model=MODEL, **changes)
+def test_a_rehearsal_tries_local_weights_as_download_does(tiny_qwen2):
+    refused = pytest.raises(ConfigurationError, match=r"^model.source path:model: .*depends on the rows beside it")
     # The command tries it in a fork; no process can be forked to compute gradients once it has computed one.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone, contextlib.ExitStack() as stack:
-        if says is not None:
-            stack.enter_context(pytest.raises(ConfigurationError, match=rf"^model.source path:model: .*{says}"))
-        alone.submit(_gather, params).result()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+        for ends, kind, head, changes in (
+            (refused, "fnet", "AutoModelForMaskedLM", CLASSES),
+            (contextlib.nullcontext(), "llama", "AutoModelForCausalLM", {}),
+        ):
+            shutil.rmtree("model", ignore_errors=True)
+            write_model(kind, tokenizer=tiny_qwen2, head=head)
+            dataset = {"source": "builtin:docstrings", "label": "package"} if changes else None
+            with ends:
+                alone.submit(_gather, ask(dataset, model=MODEL, **changes)).result()
 
 
 @pytest.mark.parametrize(
