@@ -45,9 +45,9 @@ def read_updates(run: RunOutputs) -> list[CheckedUpdate]:
     return [item for segment in run.segments for item in _UPDATES.validate_python(segment.facts.checked_updates)]
 
 
-def compute_probability(num_checked: int, part: float = _PART) -> float:
-    """Return how likely a defect of this share of the steps is seen in so many that are drawn at random."""
-    return 1 - (1 - part) ** num_checked
+def compute_probability(num_checked: int) -> float:
+    """Return how likely a defect of a quarter of the steps is seen in so many that are drawn at random."""
+    return 1 - (1 - _PART) ** num_checked
 
 
 def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
