@@ -54,7 +54,7 @@ def finished(api, tmp_path_factory, warm):
     toy = make_toy_project(tmp_path_factory.mktemp("finished") / "toy", programs=warm)
     ran = toy.flow(**api.environment)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == ["2proc is faster, says the toy", "Report: reports/index.html"]
+    assert ran.stdout.splitlines() == ["", "2proc is faster, says the toy", "Report: reports/index.html"]
     return toy
 
 
