@@ -43,6 +43,11 @@ def read_words(process):
     return []
 
 
+def list_named(folder):
+    """Return the processes that have a path below this folder among their words, whoever started them."""
+    return [one for one in psutil.process_iter() if any(str(folder) in word for word in read_words(one))]
+
+
 def run_python(*words, folder=None, timeout=None, **changes):
     """Return how `python WORDS` ended in the folder, with these changes of its environment, and what it said."""
     return subprocess.run(

@@ -8,7 +8,6 @@ import threading
 import time
 from functools import partial
 
-import psutil
 import pytest
 
 from tasks.measuring import advice
@@ -21,7 +20,7 @@ from tasks.process.failure import DistributedError, PreemptedError, ResourceErro
 from tests.emulator.device import EmulatedDevice, write_device
 from tests.emulator.measuring import emulated_params, emulated_ranks, measure_device
 from tests.machines import make_machine
-from tests.processes import read_words
+from tests.processes import list_named, read_words
 
 pytestmark = pytest.mark.slow
 
@@ -136,8 +135,8 @@ def waiting(tmp_path, stop, starts_warm):
         yield workers["2dev"]
 
 
-def test_a_rank_that_dies_ends_the_measurement_in_one_line(waiting, caplog):
-    _rank(1).send_signal(signal.SIGKILL)
+def test_a_rank_that_dies_ends_the_measurement_in_one_line(waiting, caplog, tmp_path):
+    _rank(1, tmp_path).send_signal(signal.SIGKILL)
     with caplog.at_level(logging.ERROR), pytest.raises(DistributedError) as raised:
         waiting.ask("facts", doing="building 2dev")
     assert "\n" not in str(raised.value)
@@ -213,13 +212,13 @@ def test_changes_that_help_are_tried_together_too(waiting, monkeypatch, tmp_path
 
 
 @_alone
-def test_a_change_whose_ranks_die_while_it_is_timed_costs_the_others_nothing(waiting, monkeypatch):
+def test_a_change_whose_ranks_die_while_it_is_timed_costs_the_others_nothing(waiting, monkeypatch, tmp_path):
     knobs = [_knob("one bucket", bucket_mib=75.0), _knob("deadly", bucket_mib=30.0), _knob("two", bucket_mib=50.0)]
     bench, run, killed = Bench({"2dev": waiting}, seed=1), Bench.run, []
 
     def deadly(self, arm, steps):
         if arm.name.endswith("deadly"):
-            _rank(1).send_signal(signal.SIGKILL)
+            _rank(1, tmp_path).send_signal(signal.SIGKILL)
             killed.append(arm.name)
         return run(self, arm, steps)
 
@@ -242,9 +241,9 @@ def test_a_stop_is_heard_while_ranks_are_at_work(waiting, stop):
     assert time.monotonic() - asked_at < 20
 
 
-def test_ranks_use_no_processor_while_they_wait(waiting):
+def test_ranks_use_no_processor_while_they_wait(waiting, tmp_path):
     waiting.ask("facts")
-    ranks = [_rank(0), _rank(1)]
+    ranks = [_rank(0, tmp_path), _rank(1, tmp_path)]
     before = [sum(one.cpu_times()[:2]) for one in ranks]
     time.sleep(1.0)
     # Whoever waits in circles uses nearly the whole second.
@@ -260,6 +259,6 @@ def _knob(change, **options):
     return advice.Knob(key="options.bucket_mib", change=change, overrides={"options": options})
 
 
-def _rank(number):
-    ranks = [one for one in psutil.Process().children(recursive=True) if "--serve" in read_words(one)]
+def _rank(number, folder):
+    ranks = [one for one in list_named(folder) if "--serve" in read_words(one)]
     return next(one for one in ranks if one.environ().get("RANK") == str(number))

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 
-import psutil
 import pytest
 
 from tasks.process.failure import DistributedError, ExitCode
@@ -16,6 +15,7 @@ from tasks.ranks.cell_ranks import run_ranks
 from tasks.ranks.watchdog import Watchdog
 from tests.chaos.hangs import HangTrial, hang_trials, work_of
 from tests.faults import plan_faults
+from tests.processes import list_named
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
 from training.config import parse_config
@@ -133,7 +133,6 @@ def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(tmp_
         strategy="ddp", world_size=2, checkpoint_every_steps=2,
     )  # fmt: skip
     events = []
-    before = set(psutil.Process().children(recursive=True))
 
     def run():
         run_ranks(
@@ -147,7 +146,7 @@ def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(tmp_
         run()
     assert caught.value.exit_code == ExitCode.DISTRIBUTED == 6
     assert "stopped by a signal, so that its stack cannot be had" in str(caught.value)
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert not list_named(tmp_path)
     (log,) = (tmp_path / "work" / "logs").glob("*/*/attempt_0/0/stderr.log")
     assert "in _engine_run_backward" in log.read_text(), "rank 0 waits for it in the exchange of gradients"
     for name in planned:
