@@ -113,7 +113,7 @@ def _compare(results, expected):
     differences = Differences()
     for name, part in expected["weights"].items():
         differences.add(name, results["weights"][name], part, since=0 * part)
-    weights = differences.relative_l2
+    weights = differences.compare().difference
     return {"loss": max(losses), "weights": weights, "is_equal": max(losses) < _MOST_LOSS and weights < _MOST_WEIGHTS}
 
 
