@@ -56,12 +56,17 @@ def read_rank(path: Path, rank: int) -> RankRecord:
     lines: dict[str, list[Fields]] = defaultdict(list)
     windows: dict[str, Fields] = {}
     record = RankRecord(rank)
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    mark = None
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else []):
         try:
             fields = json.loads(line)
-        except ValueError:  # the last line of a rank that was killed
+            kind, its_mark = str(fields.pop("kind")), fields.pop("mark", None)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            # The last line of a rank that was killed, or what the script itself wrote there.
             continue
-        kind = fields.pop("kind")
+        mark = its_mark if number == 0 else mark
+        if its_mark != mark:
+            continue
         if kind == "step":
             record.steps.append(fields)
         elif kind == "window":
@@ -86,6 +91,11 @@ def read_rank(path: Path, rank: int) -> RankRecord:
 def format_line(line: Any) -> str:
     """Return where in the script something happened, such as `train.py:41`; empty where it is not known."""
     return f"{line[0]}:{line[1]}" if isinstance(line, list) and len(line) == 2 else ""
+
+
+def is_step(line: bytes) -> bool:
+    """Return whether a line is that of a step."""
+    return line.startswith(b'{"mark":"') and b'"kind":"step"' in line[:60]
 
 
 @dataclass

@@ -21,7 +21,7 @@ from ddp_audit.fresh_folder import make_fresh_folder
 from ddp_audit.process.lifeline import PRCTL
 from ddp_audit.process.redaction import redact
 from ddp_audit.process.torchrun import NO_SHARED_STORE, Launch, format_end, list_torchrun_words, read_last_lines
-from ddp_audit.records import Launched, RankRecord, read_rank
+from ddp_audit.records import Launched, RankRecord, is_step, read_rank
 
 _SET_CHILD_SUBREAPER = 36
 _SECONDS_TO_END = 2.0
@@ -242,7 +242,7 @@ class StepCounter:
                 block = file.read()
             whole = block[: block.rfind(b"\n") + 1]
             self._position += len(whole)
-            self._number += sum(line.startswith(b'{"kind":"step"') for line in whole.splitlines())
+            self._number += sum(map(is_step, whole.splitlines()))
         return self._number
 
 

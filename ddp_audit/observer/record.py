@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import resource
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -45,6 +46,8 @@ class Record:
         self._rank = rank
         self._path = path = Path(folder).absolute() / (f"process-{_getpid()}" if rank is None else f"rank-{rank}.jsonl")
         self._pid = _getpid()
+        # Every line has it, so that what the script itself writes into the file is no line of ours.
+        self._begin = f'{{"mark":"{secrets.token_hex(8)}",'
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         # A script that closes all files it sees opens its own under low numbers, and would find our lines in them.
         highest = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] % (1 << 63), _HIGHEST)
@@ -65,7 +68,7 @@ class Record:
         """Append a line at once: a rank may be killed, or leave by os._exit."""
         if not self.is_open or _getpid() != self._pid:
             return
-        line = _encode({"kind": kind, **fields}) + "\n"
+        line = f"{self._begin}{_encode({'kind': kind, **fields})[1:]}\n"
         try:
             _write(self._file, line.encode("utf-8", "replace"))
         except OSError:

@@ -94,12 +94,10 @@ class Differences:
     def _whole(self) -> _Sums:
         tensors = self._tensors
         largest = max(tensors, key=lambda sums: sums.difference).largest_in if tensors else None
-        names, others = (
-            ("difference", "change", "size", "product"),
-            zip(*(item.others for item in tensors), strict=True),
-        )
+        names = ("difference", "change", "size", "product")
         sums = {name: sum(getattr(item, name) for item in tensors) for name in names}
-        return _Sums(largest_in=largest, others=list(map(sum, others)), **sums)
+        others = [sum(parts) for parts in zip(*(item.others for item in tensors), strict=True)]
+        return _Sums(largest_in=largest, others=others, **sums)
 
     @property
     def ratio(self) -> float | None:

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tasks.records.blocks import Kind
-
-WRAPPED = " in a DDP wrapper"
-"""Behind the baseline's name: the same process, inside a wrapper that it does not need."""
+from tasks.records.measurement import WRAPPED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -242,6 +242,10 @@ class RankTimeline(Record):
     """Shorter events that are not among them."""
 
 
+WRAPPED = " in a DDP wrapper"
+"""Behind the baseline's name: the same process, inside a wrapper that it does not need."""
+
+
 class Measurement(Record):
     """All that was measured before training."""
 

@@ -8,7 +8,7 @@ from tasks.params.choices import read_unit
 from tasks.process.wording import format_plural
 from tasks.records.estimate import Estimate
 from tasks.records.gate import State
-from tasks.records.measurement import Measurement
+from tasks.records.measurement import WRAPPED, Measurement
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.render import render_lines
@@ -71,11 +71,9 @@ def sort_by_merit(results: Results) -> list[CellResults]:
 
 def divide(speedup: Estimate, other: Estimate) -> Estimate:
     """Return a speedup / another, with the interval of two that are independent."""
-    ratio, doubt = (
-        speedup.value / other.value,
-        math.hypot(*(math.log(each.high / each.low) / 2 for each in (speedup, other))),
-    )
-    return Estimate(ratio, ratio / math.exp(doubt), ratio * math.exp(doubt))
+    ratio = speedup.value / other.value
+    doubt = math.exp(math.hypot(*(math.log(each.high / each.low) / 2 for each in (speedup, other))))
+    return Estimate(ratio, ratio / doubt, ratio * doubt)
 
 
 def list_ties(best: CellResults, others: Sequence[CellResults]) -> list[str]:
@@ -85,8 +83,9 @@ def list_ties(best: CellResults, others: Sequence[CellResults]) -> list[str]:
 
 
 def find_fastest_process(measurement: Measurement) -> str | None:
-    """Return how one process does the baseline's work fastest, if that is clearly faster than the baseline itself."""
-    faster = {name: speedup.value for name, speedup in measurement.beside.items() if speedup.low > 1}
+    """Return how one process did the baseline's work fastest, if faster than the baseline; a wrapper is no such way."""
+    ways = {name: speedup.value for name, speedup in measurement.beside.items() if not name.endswith(WRAPPED)}
+    faster = {name: value for name, value in ways.items() if value > 1}
     return max(faster, key=faster.__getitem__, default=None)
 
 

@@ -81,7 +81,17 @@ _LOOP = _STEP.replace("model(", "for _ in range(5):\n    model(").replace(
     "\noptimizer.step()", "\n    optimizer.step()"
 )
 _OPENS = "own = [open(f'own-{number}', 'w') for number in range(8)]\n"
+_FORGED = r"""
+import os
+paths = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+record = next(path for path in paths if path.endswith("rank-0.jsonl"))
+with open(record, "a") as file:
+    for kind in ("window", "pass", "asked", "open", "loaded", "loader", "end", "torch", "children"):
+        file.write('{"kind": "%s", "begin": [], "end": 7, "loader": 0}\n' % kind)
+    file.write('{"kind": "step", "step": 2, "micros": [{}], "seconds": {}}\n')
+"""
 _HOSTILE = {
+    "forges lines": _FORGED,
     "closes all files": f"import os\nos.closerange(3, 512)\n{_OPENS}",
     "closes ours, too": f"import os\nos.closerange(3, 65536)\n{_OPENS}",
     "stops the clocks": "import time\nfor name in ('time', 'perf_counter', 'monotonic', 'process_time'):\n"
