@@ -116,12 +116,19 @@ def require_steps(launched: Launched, *, started_in: Path) -> None:
     for rank in ranks:
         if error := rank.first("broken"):
             _log.warning("rank %d was observed up to step %d: %s", rank.rank, len(rank.steps), error.get("error"))
+    replaced = [rank for rank in ranks if rank.steps and "replaced" in rank.lines and "end" not in rank.lines]
     trained = sum(bool(rank.steps) for rank in ranks)
     ended, why = "the script ended with exit code 0", ""
     if all(rank.start is None for rank in ranks):
         why = "no rank was observed: the interpreter was told to ignore its environment (-I, -E or -S)"
     elif not any("torch" in rank.lines for rank in ranks):
         why = f"{ended} and never imported torch: nothing to observe"
+    elif replaced:
+        program, steps = replaced[0].lines["replaced"][-1].get("program"), len(replaced[0].steps)
+        why = (
+            f"the script became another program ({program}) after {wording.format_plural(steps, 'step')} on rank "
+            f"{replaced[0].rank}, of which nothing is observed: what it trained there is not known"
+        )
     elif trained and all(rank.start is None for rank in ranks if not rank.steps) and trained < len(ranks):
         why = (
             f"{wording.format_plural(trained, 'rank')} trained where {len(ranks)} were asked for; {{ranks}} in "

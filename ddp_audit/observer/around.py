@@ -19,7 +19,7 @@ from ddp_audit.observer.samples import digest_one_by_one, list_tensors
 _ASKED = re.compile(
     r"epoch|max_?(steps|iter)|num_?(steps|iter)|resume|restore|init_from|load_from|patience|early|seed", re.IGNORECASE
 )
-_EVENTS = frozenset({"open", "socket.connect", "subprocess.Popen", "os.system", "os.posix_spawn"})
+_EVENTS = frozenset({"open", "socket.connect", "subprocess.Popen", "os.system", "os.posix_spawn", "os.exec"})
 _MOST_FILES = 2_000
 _SHORT_NAME = 2
 _COLLECTIVES = (
@@ -124,6 +124,9 @@ class Surroundings:
     def _see_event(self, event: str, arguments: Any) -> None:
         if event == "open":
             self._guard(self._see_open, *arguments)
+        elif event == "os.exec":
+            self._guard(self._flush)
+            self._record.write("replaced", program=str(arguments[0]))
         elif is_main_thread() and (event != "socket.connect" or isinstance(arguments[1], tuple)):
             kind = timeline.NETWORK if event == "socket.connect" else timeline.SUBPROCESS
             self._guard(self._times.name_the_rest, kind)

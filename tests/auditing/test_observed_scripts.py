@@ -63,6 +63,18 @@ def test_a_script_without_steps_is_told_so(launch, tmp_path):
         require_steps(launch("import torch\n"), started_in=tmp_path)
 
 
+def test_a_script_that_goes_on_as_another_program_is_told_so(launch, tmp_path):
+    becomes = "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])\n"
+    launched = launch(f"{_STEP}\n{becomes}")
+    assert (launched.exit_code, launched.num_steps) == (0, 1)
+    with pytest.raises(ConfigurationError, match=r"became another program \(/.*\) after 1 step on rank 0"):
+        require_steps(launched, started_in=tmp_path)
+    # One that cannot, or whose child does, is still itself.
+    fails = f"{_STEP}\nimport os\ntry:\n    os.execv('/no/program', ['x'])\nexcept OSError:\n    pass\n"
+    child = "pid = os.fork()\nif pid == 0:\n    os.execv('/bin/true', ['true'])\nos.waitpid(pid, 0)\n"
+    require_steps(launch(fails + child), started_in=tmp_path)
+
+
 def test_a_script_that_fails_keeps_its_exit_code_and_its_steps_and_one_step_is_no_speed(launch, audit_script, tmp_path):
     launched = launch(f"{_STEP}\nraise SystemExit(9)")
     assert (launched.exit_code, launched.num_steps) == (9, 1)
