@@ -35,7 +35,7 @@ from tasks.rehearsal.largest import settle_micro_batch
 from tasks.train import PlannedSegment, plan_segments
 from training.process.files import digest_json
 from training.record.environment import collect_decisive_environment
-from training.state.receipt import DROPPED, find_problem
+from training.state.receipt import DROPPED, find_receipt_problem
 
 _log = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ class Trial:
             return False
         wanted = [part.fingerprint for part in parts]
         return linked == wanted == [entry.fingerprint for entry in entries] and not any(
-            find_problem(
+            find_receipt_problem(
                 self.folder / "work" / "segments" / part.fingerprint, fingerprint=part.fingerprint,
                 may_lack=DROPPED[self.params.train.keep],
             )

@@ -37,7 +37,7 @@ from tasks.store.kept import link_folder
 from training.config import SegmentConfig, TrainingConfig
 from training.numerics import NUMERICS_VERSION
 from training.process.files import digest_json
-from training.state.receipt import DROPPED, discard, drop_files, find_problem, set_aside
+from training.state.receipt import DROPPED, discard, drop_files, find_receipt_problem, set_aside
 
 _SPARE = 0.2
 """Room that is asked for beyond the files, as a share of one: logs, steps and ledgers."""
@@ -132,7 +132,7 @@ class CellTraining:
         One that is not whole may lack what `keep` removes.
         """
         may_lack = DROPPED["all" if is_whole else self.params.train.keep]
-        return find_problem(self.locate_segment(segment), fingerprint=segment.fingerprint, may_lack=may_lack)
+        return find_receipt_problem(self.locate_segment(segment), fingerprint=segment.fingerprint, may_lack=may_lack)
 
     def list_missing(self) -> list[PlannedSegment]:
         """Return the segments that are still to be trained; the last one, and one before such, have to be whole."""

@@ -75,11 +75,11 @@ def train(
     strategy: Strategy | None = None
     stands_after = -1
     """Index of the segment at whose end the strategy's state is; -1: the base model."""
-    facts: dict[str, Any] = {}
-    """segment.json of the predecessor."""
+    predecessor: dict[str, Any] = {}
+    """segment.json of the segment before."""
     train_seconds = check_seconds = 0.0
     for index, segment in enumerate(config.segments):
-        start_checksum = facts["parameter_checksums"][0] if facts else None
+        start_checksum = predecessor["parameter_checksums"][0] if predecessor else None
         finished = ranks.ask_first_rank(partial(store.find_finished, segment, start_checksum=start_checksum))
         if finished is not None:
             events.send("segment_reused", **finished)
@@ -92,7 +92,7 @@ def train(
             if stands_after != index - 1:
                 before = config.segments[index - 1]
                 drift = store.version_drift(store.locate_finished(before))
-                store.load_finished(before, strategy, facts)
+                store.load_finished(before, strategy, predecessor)
             record = SegmentRecord(
                 segment=segment,
                 first_step=sum(num_steps[:index]) + 1,
@@ -114,9 +114,9 @@ def train(
             stands_after = index
             if ranks.is_first and index:
                 drop_files(store.locate_finished(config.segments[index - 1]), DROPPED[config.keep])
-        facts = finished
-        train_seconds += facts["train_seconds"]
-        check_seconds += facts.get("check_seconds", 0.0)  # a segment of an earlier version has none
+        predecessor = finished
+        train_seconds += finished["train_seconds"]
+        check_seconds += finished.get("check_seconds", 0.0)  # a segment of an earlier version has none
     events.send("launch_finished", seconds=time.perf_counter() - started)
 
 
@@ -183,25 +183,25 @@ def train_segment(
         # ---------------------------------------------------- log point: the clock stands still from here on
         heartbeat.enter(StepSection.COLLECTIVE)
         with _name_culprits(ranks, strategy, micro_batches, step=step, num_targets=planned.num_targets):
-            facts = window.close(forgives_overflow=strategy.replica.may_overflow)
+            logged = window.close(forgives_overflow=strategy.replica.may_overflow)
         record.mark_exchanges(ranks, num_steps=segment_step)
-        spent = record.counters.check_seconds
+        other_seconds = record.counters.check_seconds
         # Before anything else is done: what changes the state between two steps belongs to the update of the second,
         # and after the last one to nothing that may be saved.
         updates.end(segment_step)
-        updates.replay(facts)
+        updates.replay(logged)
         updates.begin(segment_step + 1)
         end = strategy.digest() if is_last else None
-        spent = record.counters.check_seconds - spent
+        other_seconds = record.counters.check_seconds - other_seconds
         if is_evaluated:
-            facts[-1] = _evaluate(launch, strategy, record, heldout, facts[-1])
-        for line in record.add(facts):
+            logged[-1] = _evaluate(launch, strategy, record, heldout, logged[-1])
+        for line in record.add(logged):
             launch.events.send(**line)
             divergence.take(line["step"], line["loss"], num_targets=count_targets(line))
         record.file_away(ranks)
-        steps_between_stop_checks = max(1, int(_SECONDS_BETWEEN_STOP_CHECKS / facts[-1].seconds))
-        spent += facts[-1].heldout_seconds or 0.0
-        record.counters.log_seconds += time.perf_counter() - window.closed_at - spent
+        steps_between_stop_checks = max(1, int(_SECONDS_BETWEEN_STOP_CHECKS / logged[-1].seconds))
+        other_seconds += logged[-1].heldout_seconds or 0.0
+        record.counters.log_seconds += time.perf_counter() - window.closed_at - other_seconds
         stop_code = ranks.highest(launch.stop.exit_code)
         if not is_last and (is_checkpoint or stop_code):
             _save_partial(launch, strategy, record)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.equivalence.differences import EXCHANGE_EPS, MARGIN, Differences, compare_numbers
 from tasks.records.checked_update import NUMBER_TOLERANCE, CheckedUpdate, Compared
 from training.config import TrainingConfig
-from training.strategies import find_profile, get_exchange_dtype
+from training.strategies import find_traits, get_exchange_dtype
 
 if TYPE_CHECKING:  # torch takes seconds to import, pydantic is not there where one GPU is measured
     from torch import Tensor
@@ -244,7 +244,7 @@ class _Check:
         config, num_orders = self._config, len(gradients) - 1
         parameters = self._compare_parameters(gradients, num_orders, norm)
         is_packed = bool(config.packing) and config.device == "cuda"
-        has_own_layers = find_profile(config.strategy).has_own_layers(config.options)
+        has_own_layers = find_traits(config.strategy).has_own_layers(config.options)
         is_other = is_packed or has_own_layers or config.compile or config.statistics_rows > 0
         if (config.precision != "fp32" and is_other) and any(
             result.difference > result.tolerance for result in parameters.values()

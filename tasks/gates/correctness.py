@@ -9,7 +9,7 @@ from ddp_audit.process.findings import Finding, make_failed_finding, make_findin
 from ddp_audit.process.wording import Reason, explain
 from tasks.gates.equivalence import read_updates
 from tasks.records.outputs import Outputs
-from training.strategies import find_profile
+from training.strategies import find_traits
 
 _WINDOW = 16
 TOLERANCE = 1e-1
@@ -21,7 +21,7 @@ def check_same_parameters(outputs: Outputs, cell: str) -> Finding | None:
     """Check that the checksums of parameters and optimizer of all ranks agree at the end of every segment."""
     run, problems, most_different = outputs.runs[cell], [], 0
     world_size = run.facts.world_size
-    copies = find_profile(run.facts.strategy).count_copies(world_size, outputs.params.cells[cell].options)
+    copies = find_traits(run.facts.strategy).count_copies(world_size, outputs.params.cells[cell].options)
     for segment in run.segments:
         facts = segment.facts
         for what, number, checksums in (

@@ -16,9 +16,9 @@ from training.strategies import (
     REDUCE_SCATTER,
     SEND,
     STATISTIC,
-    Profile,
+    StrategyTraits,
     Work,
-    find_profile,
+    find_traits,
     sum_expected,
 )
 
@@ -32,16 +32,16 @@ _WORDS = {
 def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
     """Check kinds, numbers and bytes of the exchanges of every segment against what its strategy has to exchange."""
     run = outputs.runs[cell]
-    profile = find_profile(run.facts.strategy)
+    traits = find_traits(run.facts.strategy)
     problems: dict[str, list[tuple[Reason, str]]] = {}
     for segment in run.segments:
-        problem = _find_problem(segment, profile, outputs, cell)
+        problem = _find_problem(segment, traits, outputs, cell)
         if problem:
             problems.setdefault(problem.sentence, []).append((problem, segment.title))
     if run.facts.world_size == 1 and not problems:
         return None
     work, steps = make_work(outputs, cell, run.segments[0]), run.add_up("num_steps")
-    layout, of_layout = profile.describe_layout(work)
+    layout, of_layout = traits.describe_layout(work)
     figures: dict[str, float] = {"gradient_bytes": work.gradient_bytes, **of_layout}
     per_step, bytes_per_step = Counter[str](), Counter[str]()
     for segment in run.segments:
@@ -90,15 +90,15 @@ def make_work(
     )
 
 
-def _find_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> Reason | None:
+def _find_problem(segment: SegmentOutputs, traits: StrategyTraits, outputs: Outputs, cell: str) -> Reason | None:
     work, traffic = make_work(outputs, cell, segment), segment.facts.traffic
     if work.world_size == 1:
         # Wrapped in DDP, say, a baseline pays for an exchange with itself.
         number = sum(kind.number for kind in traffic.values())
         return explain("one_rank_exchanged", "one rank, yet {number} exchanges", number=number) if number else None
-    if problem := profile.find_problem(work):
+    if problem := traits.explain_wrong_layout(work):
         return problem
-    expected = profile.compute_expected_traffic(work)
+    expected = traits.compute_expected_traffic(work)
     for kind in sorted({*expected, *traffic}):
         counted, needed = traffic.get(kind, Exchanged()), expected.get(kind)
         number, num_bytes = counted.number, counted.num_bytes
@@ -129,10 +129,10 @@ def _find_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, c
                 + ("{least:,}" if least == most else "{least:,} to {most:,}") + " are needed",
                 bytes=num_bytes, kind=kind, least=least, most=most,
             )  # fmt: skip
-    return _find_record_problem(segment, profile, outputs, cell)
+    return _find_record_problem(segment, traits, outputs, cell)
 
 
-def _find_record_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> Reason | None:
+def _find_record_problem(segment: SegmentOutputs, traits: StrategyTraits, outputs: Outputs, cell: str) -> Reason | None:
     """Return what torch's own record of the last steps' collectives says against what the steps counted."""
     recorded = segment.facts.recorded_exchanges
     if recorded is None or outputs.runs[cell].facts.world_size == 1:
@@ -144,7 +144,7 @@ def _find_record_problem(segment: SegmentOutputs, profile: Profile, outputs: Out
             recorded=recorded.number, steps=recorded.num_steps, counted=recorded.counted_number,
         )  # fmt: skip
     work = make_work(outputs, cell, segment, num_steps=recorded.num_steps)
-    expected = sum_expected(profile.compute_expected_traffic(work)).num_bytes
+    expected = sum_expected(traits.compute_expected_traffic(work)).num_bytes
     for code, what, other, is_right in (
         ("other_bytes_recorded", "needed", expected.least, expected.has(recorded.num_bytes)),
         ("not_all_bytes_counted", "counted", recorded.counted_bytes, recorded.num_bytes == recorded.counted_bytes),

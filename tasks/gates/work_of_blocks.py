@@ -19,7 +19,7 @@ from tasks.gates.synchronisation import make_work
 from tasks.records.blocks import ArmBlocks, BlockWork
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
-from training.strategies import Work, find_profile, get_exchange_dtype, sum_expected
+from training.strategies import Work, find_traits, get_exchange_dtype, sum_expected
 
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}
 """Relative difference allowed between the losses of two arms on the same rows.
@@ -260,7 +260,7 @@ class _Judge:
         ranks = len(block.updates)
         if arm.kind in ("wrapped", "independent", "alone", "update"):
             return ranks
-        return find_profile(self.run.facts.strategy).count_copies(ranks, self.options).optimizer
+        return find_traits(self.run.facts.strategy).count_copies(ranks, self.options).optimizer
 
     def _find_exchange_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[Reason]:
         steps, world_size = len(block.steps), self.run.facts.world_size
@@ -283,7 +283,7 @@ class _Judge:
             rounds = steps * (-(-self._num_micro_batches // self.run.facts.world_size))
             first, strategy = self.run.segments[0], self.run.facts.strategy
             work = make_work(self.outputs, self.cell, first, num_steps=steps, num_rounds=(rounds, rounds))
-        expected = sum_expected(find_profile(strategy).compute_expected_traffic(work))
+        expected = sum_expected(find_traits(strategy).compute_expected_traffic(work))
         if arm.kind != "wrapped" and not all(map(expected.number.has, block.num_exchanges)):
             yield explain(
                 "other_exchanges",

@@ -19,7 +19,7 @@ from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import DistributedError, ResourceError, StageError
 from tasks.records.estimate import Estimate
 from tasks.records.measurement import Advice, Advised, Waterfall
-from training.strategies import Knob, find_profile
+from training.strategies import Knob, find_traits
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +57,9 @@ def list_knobs(
     `has_bf16`: whether the GPUs compute in bf16.
     """
     train, spread = params.train, params.cells[cell]
-    profile = find_profile(spread.strategy)
-    has_advice = not train.exact and profile.no_advice is None
-    knobs = profile.list_knobs(spread.options, exchange=exchange) if has_advice else []
+    traits = find_traits(spread.strategy)
+    has_advice = not train.exact and traits.no_advice is None
+    knobs = traits.list_knobs(spread.options, exchange=exchange) if has_advice else []
 
     def add(key: str, change: str, value: Any, note: str) -> None:
         knobs.append(Knob(key=f"train.{key}", change=change, overrides={key: value}, note=note))

@@ -9,7 +9,7 @@ import numpy as np
 
 from tasks.machine.gpu_meter import GpuFigures, GpuMeter
 from tasks.measuring.arms import Arm
-from tasks.measuring.turns import Timed, TimedTurns
+from tasks.measuring.turns import TimedBlock, TimedTurns
 from tasks.measuring.workers import Workers, restart_together
 from training.record.cpu_use import compute_others_share
 
@@ -149,7 +149,7 @@ class Bench:
         segment = min(int(np.searchsorted(ends, steps[0])), len(ends) - 1)
         return segment, [step - int(ends[segment]) + self._num_steps[segment] for step in steps]
 
-    def run(self, arm: Arm, steps: Sequence[int]) -> Timed:
+    def run(self, arm: Arm, steps: Sequence[int]) -> TimedBlock:
         """Run one block."""
         self.timed = arm.name
         self.make_ready(arm)
@@ -163,7 +163,7 @@ class Bench:
                 doing=f"timing {arm.name}",
             )  # fmt: skip
         gpus = span.gpus[: group.world_size]
-        return Timed(
+        return TimedBlock(
             arm=arm.name,
             turn=self._turn,
             launch=self._launch,

@@ -35,7 +35,7 @@ from tasks.ranks.cell_ranks import find_nodes
 from tasks.records.manifests import BaseModelManifest, MachineFile
 from tasks.records.measurement import Advice, LinkSpeed, MeasurementFile, RankTimeline, Waterfall
 from training.record.segment_facts import RankDevice
-from training.strategies import find_profile
+from training.strategies import find_traits
 
 _BYTES_OF_WEIGHT = 4
 _BYTES_OF_GRADIENT = 4
@@ -109,8 +109,8 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         # What the ranks of cells without a waterfall timed by themselves, in words.
         for cell in comparison.cells:
             if cell.world_size > 1 and cell not in comparison.spreading:
-                timers, profile = bench.fetch_timers(make_trained_arm(cell)), find_profile(cell.strategy)
-                said = all(timers) and profile.explain_timers(timers, cell.options, world_size=cell.world_size)
+                timers, traits = bench.fetch_timers(make_trained_arm(cell)), find_traits(cell.strategy)
+                said = all(timers) and traits.explain_timers(timers, cell.options, world_size=cell.world_size)
                 waits += [f"{cell.name}: {said}."] if said else []
         links, left_out = _measure_links(comparison, bench, workers), list[str]()
         advice = _advise(session, bench, fits, measured.waterfalls, left_out) if params.measure.advice else None
@@ -194,9 +194,9 @@ def _collect_unavailable(params: Params, with_waterfall: Collection[str]) -> lis
     """
     results = {}
     for name, spread in reversed(params.cells.items()):
-        profile = find_profile(spread.strategy)
+        traits = find_traits(spread.strategy)
         exact = f"the strategy {spread.strategy} in exact mode" if params.train.exact else None
-        reasons = {"no waterfall": exact or profile.no_waterfall, "no advice on options": exact or profile.no_advice}
+        reasons = {"no waterfall": exact or traits.no_waterfall, "no advice on options": exact or traits.no_advice}
         for what, why in reasons.items():
             if why and spread.world_size > 1 and not (what == "no waterfall" and name in with_waterfall):
                 results[what, why] = f"{name}: {what} for {why}."

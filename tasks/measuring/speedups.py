@@ -22,7 +22,7 @@ from tasks.measuring.intervals import (
     count_needed_launches,
     estimate_speedup,
 )
-from tasks.measuring.turns import Timed, TimedTurns, generate_turns, is_quiet
+from tasks.measuring.turns import TimedBlock, TimedTurns, generate_turns, is_quiet
 from tasks.process import wording
 from tasks.records.estimate import Estimate, Speedup, make_speedup
 from tasks.records.measurement import CellSpeed
@@ -50,7 +50,7 @@ class Speedups:
     """Names, the baseline's first."""
     most_share: float
     """Share of the CPUs that others may use in a quiet turn."""
-    of: Callable[[Timed], float]
+    of: Callable[[TimedBlock], float]
     """Seconds of a unit of work in a block."""
     burnt: TimedTurns = field(default_factory=TimedTurns)
     """The turns with which each launch of the ranks begins and that do not count."""
@@ -129,7 +129,7 @@ def measure_speedups(
     max_seconds: float,
     burn_in_seconds: float,
     most_share: float,
-    of: Callable[[Timed], float],
+    of: Callable[[TimedBlock], float],
     seed: int,
     advance: Callable[[int], None],
     clock: Callable[[], float] = time.perf_counter,

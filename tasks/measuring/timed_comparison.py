@@ -23,13 +23,13 @@ from tasks.measuring.arms import (
 from tasks.measuring.bench import Bench
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
 from tasks.measuring.speedups import Speedups, measure_speedups
-from tasks.measuring.turns import Timed, TimedTurns, choose_seconds, generate_turns
+from tasks.measuring.turns import TimedBlock, TimedTurns, choose_seconds, generate_turns
 from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfall
 from tasks.process.failure import DistributedError, ResourceError
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
 from tasks.records.estimate import Estimate
 from tasks.records.measurement import Waterfall
-from training.strategies import count_shares, find_profile
+from training.strategies import count_shares, find_traits
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class TimedComparison:
         return [
             cell
             for cell in self.cells
-            if cell.world_size > 1 and not self.is_exact and find_profile(cell.strategy).no_waterfall is None
+            if cell.world_size > 1 and not self.is_exact and find_traits(cell.strategy).no_waterfall is None
         ]
 
     @property
@@ -182,7 +182,7 @@ def _make_arm_blocks(phase: Phase, arms: Sequence[Arm], timed_turns: TimedTurns)
     ]
 
 
-def _make_block_work(block: Timed, fact: Mapping[str, Any]) -> BlockWork:
+def _make_block_work(block: TimedBlock, fact: Mapping[str, Any]) -> BlockWork:
     """Return what all ranks did in a block; sums, except of the gradient's norm, which is the whole one's on each."""
     results: Sequence[Mapping[str, Any]] = fact["ranks"]
     used = [result["cpu_use"] for result in results]
@@ -282,15 +282,15 @@ def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, timed_turn
     """Return those of the cells whose ranks time how long they wait for each other."""
     results = []
     for cell in comparison.staged:
-        profile = find_profile(cell.strategy)
+        traits = find_traits(cell.strategy)
         said = [
-            profile.split_waits(bench.fetch_timers(make_trained_arm(cell)), cell.options, world_size=cell.world_size)
+            traits.split_waits(bench.fetch_timers(make_trained_arm(cell)), cell.options, world_size=cell.world_size)
         ]
         if said[0] is None:
             continue
         while len(said) < _TIMED_WAITS:
             timers = bench.fetch_timers(make_trained_arm(cell))
-            said.append(profile.split_waits(timers, cell.options, world_size=cell.world_size))
+            said.append(traits.split_waits(timers, cell.options, world_size=cell.world_size))
         waits = [item[0] for item in said if item is not None]
         results.append(
             compute_staged_waterfall(

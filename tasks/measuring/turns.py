@@ -12,7 +12,7 @@ from tasks.machine.gpu_meter import GpuFigures
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class TimedBlock:
     """One block, as its ranks timed it."""
 
     arm: str
@@ -78,17 +78,17 @@ class Timed:
 class TimedTurns:
     """All blocks of one phase: one of every arm in each turn."""
 
-    blocks: dict[str, list[Timed]] = field(default_factory=dict)
+    blocks: dict[str, list[TimedBlock]] = field(default_factory=dict)
     """Name of the arm -> its blocks in the order of time."""
 
-    def add(self, block: Timed) -> None:
+    def add(self, block: TimedBlock) -> None:
         """Enter a block."""
         self.blocks.setdefault(block.arm, []).append(block)
 
     @property
-    def turns(self) -> dict[int, list[Timed]]:
+    def turns(self) -> dict[int, list[TimedBlock]]:
         """Turn -> its blocks."""
-        timeds: dict[int, list[Timed]] = {}
+        timeds: dict[int, list[TimedBlock]] = {}
         for blocks in self.blocks.values():
             for block in blocks:
                 timeds.setdefault(block.turn, []).append(block)
@@ -114,11 +114,13 @@ class TimedTurns:
             {arm: [block for block in blocks if block.turn in turns] for arm, blocks in self.blocks.items()}
         )
 
-    def list_by_turn(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
+    def list_by_turn(self, arm: str, of: Callable[[TimedBlock], float] = lambda block: block.seconds) -> list[float]:
         """Return a figure of the arm, by default its seconds per step, turn by turn."""
         return [of(block) for block in self.blocks[arm]]
 
-    def list_by_launch(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[list[float]]:
+    def list_by_launch(
+        self, arm: str, of: Callable[[TimedBlock], float] = lambda block: block.seconds
+    ) -> list[list[float]]:
         """Return the same launch by launch."""
         results = defaultdict[int, list[float]](list)
         for block in self.blocks.get(arm, ()):
@@ -126,12 +128,12 @@ class TimedTurns:
         return list(results.values())
 
 
-def choose_seconds(*, is_weak: bool) -> Callable[[Timed], float]:
+def choose_seconds(*, is_weak: bool) -> Callable[[TimedBlock], float]:
     """Return the seconds of a unit of work: in strong scaling all arms of a turn run the same rows, in weak not."""
     return (lambda block: block.whole_seconds / block.num_tokens) if is_weak else (lambda block: block.seconds)
 
 
-def is_quiet(block: Timed, most_share: float) -> bool:
+def is_quiet(block: TimedBlock, most_share: float) -> bool:
     """Return whether others used no more than that share of the CPUs, and no GPU, while the block ran, as is known.
 
     With a share of 1 every block is quiet.

@@ -20,7 +20,7 @@ from tasks.measuring.arms import (
     name_data_arm,
 )
 from tasks.measuring.intervals import estimate_mean
-from tasks.measuring.turns import Timed, TimedTurns
+from tasks.measuring.turns import TimedBlock, TimedTurns
 from tasks.records.estimate import Estimate
 from tasks.records.measurement import DATA_BOUND_SHARE, LostPart, Waterfall
 
@@ -177,7 +177,7 @@ def _compute_figures(
     silent, copies, alone, update = (arm.name for arm in make_spreading_arms(cell))
     host = "host" if has_copy else "device"
 
-    def read(arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> np.ndarray:
+    def read(arm: str, of: Callable[[TimedBlock], float] = lambda block: block.seconds) -> np.ndarray:
         return np.array(timed_turns.list_by_turn(arm, of))
 
     # Rows differ in length: the first rank has an even share of the work in the mean of many steps only, or never.

@@ -11,7 +11,7 @@ from tasks.params.section import Finite, Section
 from tasks.params.train import AUTO, TrainParams
 from training.combinations import SYNC_BATCH, find_conflict, list_asked, say
 from training.registry import list_strategies
-from training.strategies import count_shares, find_options, find_profile
+from training.strategies import count_shares, find_options, find_traits
 
 if TYPE_CHECKING:
     from tasks.params.sources import ModelParams
@@ -100,7 +100,7 @@ def require_fit(cell: str, spread: CellParams, train: TrainParams, workload: str
     `normalises`: whether the model has batch normalisation over all ranks.
     """
     of_cell = f"cells.{cell}."
-    if wrong := find_profile(spread.strategy).explain_unfit(spread.options, world_size=spread.world_size):
+    if wrong := find_traits(spread.strategy).explain_unfit(spread.options, world_size=spread.world_size):
         raise ValueError(of_cell + wrong)
     asked = list_asked(train, spread.options, of_train="train.", of_cell=of_cell)
     if normalises:

@@ -19,7 +19,7 @@ from training.config import TrainingConfig
 from training.process.failure import UnfitModelError
 from training.registry import list_strategies
 from training.rehearsal.rehearsed_step import RehearsedStep, rehearse_largest_rank
-from training.strategies import count_shares, find_options, find_profile
+from training.strategies import count_shares, find_options, find_traits
 from training.workloads import find_workload, open_segment
 
 _MOST_STEPS_LOOKED_AT = 50
@@ -87,7 +87,7 @@ def weigh_step(config: TrainingConfig, step: RehearsedStep) -> StepLoad:
                 positions = sum(len(part) * int(plan.lengths[part].max()) for part in mine)
             results.append((positions, len(mine), planned.num_tokens))
     positions_per_step, num_micro_batches, tokens = np.mean(results, axis=0).tolist()
-    copies = find_profile(config.strategy).count_copies(config.world_size, config.options)
+    copies = find_traits(config.strategy).count_copies(config.world_size, config.options)
     return StepLoad(
         work=step.work,
         positions_rehearsed=step.num_positions,
@@ -145,11 +145,11 @@ def _list_changes(config: TrainingConfig) -> tuple[list[_Change], list[_Change]]
 
 def _list_sharded(world_size: int) -> list[str]:
     """Return the strategies whose ranks have rows of their own and share the update, those that save most last."""
-    profiles = {name: find_profile(name) for name in list_strategies()}
+    traits_of = {name: find_traits(name) for name in list_strategies()}
     copies = {
-        name: profile.count_copies(world_size, {})
-        for name, profile in profiles.items()
-        if profile.no_rehearsal is None and profile.count_shares(world_size, {}) == world_size
+        name: traits.count_copies(world_size, {})
+        for name, traits in traits_of.items()
+        if traits.no_rehearsal is None and traits.count_shares(world_size, {}) == world_size
     }
     shared = [name for name in copies if copies[name].optimizer < world_size]
     return sorted(shared, key=lambda name: -copies[name].parameters)

@@ -11,7 +11,7 @@ from tests.conftest import PROJECT
 from training.combinations import ALLOWED
 from training.combinations import WORKLOADS as COMBINED_WORKLOADS
 from training.registry import list_strategies
-from training.strategies import Profile, find_profile
+from training.strategies import StrategyTraits, find_traits
 
 SEAMS = {
     "training/workloads": "training.workloads.Workload",
@@ -64,5 +64,5 @@ def test_every_folder_is_a_strategy_and_what_it_does_not_go_with_is_known():
     assert folders == set(list_strategies())
     assert set(WORKLOADS) == set(COMBINED_WORKLOADS)
     for name, excluded in list_strategies().items():
-        assert isinstance(find_profile(name), Profile), name
+        assert isinstance(find_traits(name), StrategyTraits), name
         assert set(excluded) <= {*ALLOWED, *WORKLOADS}, name

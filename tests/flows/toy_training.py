@@ -13,7 +13,7 @@ from tests.emulator.device import EmulatedDevice, write_device
 from tests.flows.toy_project import PROJECT, wait_for
 from tests.tiny import make_config, make_slice
 from tests.training.conftest import events_in
-from training.state.receipt import find_problem
+from training.state.receipt import find_receipt_problem
 
 _STAGE = PROJECT / "tests" / "tasks" / "process" / "rank_stage.py"
 
@@ -52,7 +52,7 @@ class ToyTraining:
         folders = sorted((self.work / "partial" / fingerprint).glob("step-*"))
         if not folders:
             return 0
-        assert find_problem(folders[-1], fingerprint=fingerprint) is None
+        assert find_receipt_problem(folders[-1], fingerprint=fingerprint) is None
         return int(folders[-1].name.removeprefix("step-"))
 
 

@@ -116,7 +116,7 @@ MUTANTS = [
     _mutant("tasks.gates.baseline:_list_gains", _yield_nothing),
     _mutant("tasks.measuring.turns:is_quiet", _return(True), "tasks/measuring/test_speedups.py"),
     _mutant(
-        "tasks.measuring.turns:Timed.slowest_rank_seconds",
+        "tasks.measuring.turns:TimedBlock.slowest_rank_seconds",
         lambda of, block: block.step_seconds.mean(),
         "tasks/measuring/test_waterfall.py",
     ),

@@ -17,9 +17,9 @@ from training import combinations
 from training.model.weights import load_weights
 from training.process.failure import FAILURES, UnfitModelError, read_failures
 from training.registry import list_strategies
-from training.state.receipt import find_problem
+from training.state.receipt import find_receipt_problem
 from training.step.snapshot import STATE, WEIGHTS
-from training.strategies import SEND, Work, find_options, find_profile, sum_expected
+from training.strategies import SEND, Work, find_options, find_traits, sum_expected
 from training.strategies.fsdp2.step import takes_dtypes_by_weight
 from training.strategies.pipeline.schedule import takes_micro_batches
 from training.workloads import causal_lm
@@ -64,7 +64,7 @@ OPTIONS = {
 """Other exchanges, another place for the state, and twice the ranks: held to what is quick to find out."""
 CELLS = STRATEGIES | OPTIONS
 _WITHIN_BOUNDS = {("deepspeed", "all_gather"), ("pipeline", "broadcast")}
-"""What an engine decides while it runs, and which replicas have a share; all else is as many as the profile says."""
+"""What an engine decides while it runs, and which replicas have a share; all else is as many as the traits say."""
 _NUM_GRADIENT_BYTES = 4
 
 
@@ -155,7 +155,7 @@ def test_warming_up_looking_for_what_is_not_finite_and_a_snapshot_that_is_taken_
     assert mine["restored"] == mine["end"]
     assert mine["next"][0] == mine["next"][1] != mine["end"]
     assert mine["writes"] == [[rank == 0] * 2 for rank in range(cell.world_size)]
-    copies = find_profile(cell.name).count_copies(cell.world_size, cell.options)
+    copies = find_traits(cell.name).count_copies(cell.world_size, cell.options)
     assert [len(digests) for digests in mine["end"]] == list(copies)
     assert all(len(set(digests)) == 1 for digests in mine["end"])
 
@@ -179,10 +179,10 @@ def test_what_its_ranks_saved_any_strategy_takes_up_on_one_rank(other, steps, mo
 
 
 def _expect(cell, parameters, exchange, **work):
-    profile = find_profile(cell.name)
+    traits = find_traits(cell.name)
     num_bytes = sum({part.data_ptr(): part.numel() * _NUM_GRADIENT_BYTES for part in parameters.values()}.values())
     told = {"world_size": cell.world_size, "options": cell.options, "gradient_bytes": num_bytes}
-    return profile.compute_expected_traffic(Work(**told, exchange=exchange, **work))
+    return traits.compute_expected_traffic(Work(**told, exchange=exchange, **work))
 
 
 def test_its_traffic_is_what_its_profile_expects_of_the_step(steps, cell):
@@ -201,7 +201,7 @@ def test_its_traffic_is_what_its_profile_expects_of_the_step(steps, cell):
 def test_torch_recorded_what_its_ranks_counted_in_a_training(clean, cell):
     for index in range(2):
         facts = facts_of(clean, index)
-        recorded, profile = facts["recorded_exchanges"], find_profile(cell.name)
+        recorded, traits = facts["recorded_exchanges"], find_traits(cell.name)
         assert sorted(row for _, row in learned_rows(clean, index)) == [*range(45), *range(45, 72)][45 * index :][:45]
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         assert [(one["cpus"], one["gpu_uuid"]) for one in facts["rank_devices"]] == [(cores, None)] * cell.world_size
@@ -210,7 +210,7 @@ def test_torch_recorded_what_its_ranks_counted_in_a_training(clean, cell):
         assert recorded["num_steps"] == facts["num_steps"]
         assert recorded["number"] == recorded["counted_number"] == sum(kind["number"] for kind in counted)
         assert recorded["num_bytes"] == recorded["counted_bytes"] == sum(kind["num_bytes"] for kind in counted)
-        rounds = facts["num_steps"] * 4 // profile.count_shares(cell.world_size, cell.options)
+        rounds = facts["num_steps"] * 4 // traits.count_shares(cell.world_size, cell.options)
         weights = weights_at_end(clean, index)
         expected = _expect(cell, weights, facts["exchange"], num_steps=facts["num_steps"], num_rounds=(1, rounds))
         assert sum_expected(expected).number.has(recorded["number"])
@@ -261,7 +261,7 @@ def test_however_it_is_disturbed_its_checkpoints_are_whole_and_it_goes_on_with_t
     whole = [folder for folder in partials if ".tmp-" not in folder.name]
     assert "step-00000002" in [folder.name for folder in whole]
     for folder in whole:
-        assert find_problem(folder, fingerprint=config["segments"][0]["fingerprint"]) is None
+        assert find_receipt_problem(folder, fingerprint=config["segments"][0]["fingerprint"]) is None
     ranks.train(config)
     assert facts_of(config, 0)["num_resumes"] == 1
     for index in range(2):

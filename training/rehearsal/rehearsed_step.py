@@ -29,7 +29,7 @@ from training.process import torch_private
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.step.strategy import find_strategy
-from training.strategies import count_shares, find_profile
+from training.strategies import count_shares, find_traits
 from training.strategies.ddp import step as ddp
 from training.workloads import causal_lm, find_workload
 
@@ -76,7 +76,7 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability | None, rank
             f"options.offload: {config.options['offload']} cannot be rehearsed; rehearse the cell without, which takes "
             "more of a card"
         )
-    if why := find_profile(config.strategy).no_rehearsal:
+    if why := find_traits(config.strategy).no_rehearsal:
         raise UnfitModelError(
             f"strategy: {config.strategy} cannot be rehearsed, since {why}; rehearse the cell with zero1 or fsdp2"
         )

@@ -25,7 +25,7 @@ from training.state.receipt import (
     RECEIPT,
     STATE_FILE,
     discard,
-    find_problem,
+    find_receipt_problem,
     list_set_aside,
     remove_unfinished,
     seal_folder,
@@ -51,7 +51,7 @@ class CheckpointStore:
     def __init__(
         self, work_dir: Path, *, model_name: str, world_size: int, exact: bool, events: EventStream, may_lack: str = "-"
     ) -> None:
-        """`may_lack`: files of a finished segment, as find_problem takes them."""
+        """`may_lack`: files of a finished segment, as find_receipt_problem takes them."""
         self._work_dir = work_dir
         self._segments = work_dir / "segments"
         self._partials = work_dir / "partial"
@@ -78,7 +78,7 @@ class CheckpointStore:
         folder = self.locate_finished(segment)
         if not folder.exists():
             return None
-        problem = find_problem(folder, fingerprint=segment.fingerprint, may_lack=self._may_lack)
+        problem = find_receipt_problem(folder, fingerprint=segment.fingerprint, may_lack=self._may_lack)
         if problem is None:
             self._require_same_world_size(folder)
             facts: dict[str, Any] = json.loads((folder / SEGMENT_FILE).read_bytes())
@@ -96,7 +96,7 @@ class CheckpointStore:
         Raises BadCheckpointError for one of another number of ranks.
         """
         for folder in reversed(self._list_partials(segment)):
-            problem = find_problem(folder, fingerprint=segment.fingerprint)
+            problem = find_receipt_problem(folder, fingerprint=segment.fingerprint)
             if problem is None:
                 receipt = json.loads((folder / RECEIPT).read_bytes())
                 began = receipt["start_checksum"]

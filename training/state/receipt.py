@@ -16,7 +16,7 @@ from training.process.files import digest_file, digest_json, make_folder, rename
 STATE_FILE = "state.pt"
 """In the folder of a checkpoint, beside its weights: all else that the next step depends on."""
 DROPPED = {"all": "-", "epochs": STATE_FILE, "last": "*.pt"}
-"""`keep` -> the files of a finished segment that are removed once the next one is finished."""
+"""`keep` -> the files of a finished segment that are removed once the next one is finished; `-`: none."""
 RECEIPT = "receipt.json"
 _REASON = "not-used.txt"
 """In a folder that was set aside: why."""
@@ -51,7 +51,7 @@ def seal_folder(destination: Path, *, fingerprint: str, facts: dict[str, Any]) -
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def find_problem(folder: Path, *, fingerprint: str, may_lack: str = "-") -> str | None:
+def find_receipt_problem(folder: Path, *, fingerprint: str, may_lack: str = "-") -> str | None:
     """Return None if the folder is whole and bears the fingerprint, else one line saying what is wrong.
 
     Reads and hashes every file. `may_lack`: files of this pattern need not be there.

@@ -72,8 +72,8 @@ class Strategy(ABC):
         is not for, of which UnfitModelError is one.
         """
         options = fill_options(cls.name, config.options)
-        profile = import_file(f"training.strategies.{cls.name}", "expected").PROFILE
-        if problem := profile.explain_unfit(config.options, world_size=ranks.world_size):
+        traits = import_file(f"training.strategies.{cls.name}", "expected").TRAITS
+        if problem := traits.explain_unfit(config.options, world_size=ranks.world_size):
             raise ValueError(problem)
         _require_combination(cls.name, model, config, ranks)
         if what := cls.find_unavailable(model, options):
@@ -100,7 +100,7 @@ class Strategy(ABC):
         self.data_rank, self.data_world_size = ranks.rank, ranks.world_size
         adapter = prepare_model(model, workload, config, ranks.device)
         self._whole = WholeModel(model, config, adapter)
-        updated = self.place(model)
+        updated = self.place_and_select_updated(model)
         self.replica = Replica(model, workload, config, ranks.device, adapter=adapter, updated=updated)
         """Model and optimizer, or this rank's part of them, which tell a listener what comes next in a step."""
         self.module, self.optimizer = model, self.replica.optimizer
@@ -108,7 +108,7 @@ class Strategy(ABC):
         """What this rank has of the parameters, by their first names."""
         self.set_up()
 
-    def place(self, model: nn.Module) -> Collection[nn.Parameter] | None:
+    def place_and_select_updated(self, model: nn.Module) -> Collection[nn.Parameter] | None:
         """Put the prepared model, or this rank's part of it, on the device; return which parameters the rank updates.
 
         None: all that it has.
@@ -146,7 +146,7 @@ class Strategy(ABC):
         A gradient that is not finite on one rank leaves the parameters and moments of all ranks as they are.
         """
         self._sent.take()
-        self._run(micro_batches, weight=1 / max(num_targets, 1))
+        self._accumulate_gradient(micro_batches, weight=1 / max(num_targets, 1))
         loss_sum, grad_norm = self.replica.optimizer_step(learning_rate)
         self._send_weights()
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.take())
@@ -155,7 +155,7 @@ class Strategy(ABC):
         """Send what only this rank updated to the others that have it."""
 
     @abstractmethod
-    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
+    def _accumulate_gradient(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         """Leave the gradient of a step's micro-batches: of the sum of all ranks' losses times the weight."""
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
@@ -164,7 +164,7 @@ class Strategy(ABC):
         The first call does it twice; a later one is the lead-in of a timed block. Collective.
         """
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch, begins_alone=self.begins_alone):
-            self._run(micro_batches, weight=0.0)
+            self._accumulate_gradient(micro_batches, weight=0.0)
             self._send_weights()
             self.replica.reset()
 

@@ -2,8 +2,8 @@
 
 `step.py` computes the update, and alone needs torch: a `Strategy` (training/step/strategy.py), named
 `STRATEGY`. `expected.py` says what the ranks have to exchange, worked out apart from the code that exchanges it, and
-all else that a stage knows of the strategy without running it: a `Profile`. `options.py` has what params.yaml may say
-under `options`, and what the strategy does not go with (training/combinations.py).
+all else that a stage knows of the strategy without running it: `StrategyTraits`. `options.py` has what params.yaml may
+say under `options`, and what the strategy does not go with (training/combinations.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -117,7 +117,7 @@ Tried = tuple[str, Any, str, str | None]
 """Option, a value of it that is worth trying, that in words, and what else it changes."""
 
 
-class Profile:
+class StrategyTraits:
     """What is known of a strategy: as it stands, of one whose ranks have whole models and exchange nothing."""
 
     no_waterfall: str | None = None
@@ -149,7 +149,7 @@ class Profile:
         """Return kind of collective -> what a rank has to put into them; nothing on one rank of a plain step."""
         return {}
 
-    def find_problem(self, work: Work) -> Reason | None:
+    def explain_wrong_layout(self, work: Work) -> Reason | None:
         """Return what is wrong with how several ranks say that their exchange is laid out; None if nothing is."""
         return None
 
@@ -196,10 +196,10 @@ def explain_replicas(options: Options, *, world_size: int) -> str | None:
     return f"options.replicas: got {replicas} with world_size {world_size}; allowed: a divisor of it"
 
 
-def find_profile(strategy: str) -> Profile:
+def find_traits(strategy: str) -> StrategyTraits:
     """Return what is known of a strategy."""
-    profile: Profile = import_file(f"training.strategies.{strategy}", "expected").PROFILE
-    return profile
+    traits: StrategyTraits = import_file(f"training.strategies.{strategy}", "expected").TRAITS
+    return traits
 
 
 def get_exchange_dtype(strategy: str, options: Options) -> str:
@@ -209,7 +209,7 @@ def get_exchange_dtype(strategy: str, options: Options) -> str:
 
 def count_shares(strategy: str, world_size: int, options: Options) -> int:
     """Return into how many shares the micro-batches of a step are dealt; several ranks may have the same."""
-    return find_profile(strategy).count_shares(world_size, options)
+    return find_traits(strategy).count_shares(world_size, options)
 
 
 def sum_expected(expected: Mapping[str, Expected]) -> Expected:

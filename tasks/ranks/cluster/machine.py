@@ -15,7 +15,7 @@ from tasks.params.cells import list_packages
 from tasks.process.failure import ConfigurationError, DistributedError
 from tasks.ranks.cluster.connection import require_head
 from training.process.files import digest_file
-from training.state.receipt import DROPPED, find_problem
+from training.state.receipt import DROPPED, find_receipt_problem
 
 _PROJECT = Path(tasks.__file__).parents[1]
 _CHUNK_BYTES = 2**24
@@ -183,11 +183,13 @@ def list_checkpoints(work: Path, payload: Mapping[str, Any]) -> Iterator[Path]:
     last = None
     for fingerprint in [part["fingerprint"] for part in payload["segments"]]:
         segment = work / "segments" / fingerprint
-        if find_problem(segment, fingerprint=fingerprint, may_lack=DROPPED[payload["keep"]]) is None:
+        if find_receipt_problem(segment, fingerprint=fingerprint, may_lack=DROPPED[payload["keep"]]) is None:
             last = segment
             continue
         partials = (work / "partial" / fingerprint).glob("step-*")
-        yield from (folder for folder in sorted(partials) if find_problem(folder, fingerprint=fingerprint) is None)
+        yield from (
+            folder for folder in sorted(partials) if find_receipt_problem(folder, fingerprint=fingerprint) is None
+        )
         break
     if last is not None:
         yield last

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 from tasks.measuring.arms import Arm
 from tasks.measuring.speedups import measure_speedups
-from tasks.measuring.turns import Timed
+from tasks.measuring.turns import TimedBlock
 
 STEPS_PER_BLOCK = 4
 _STEP_SECONDS = 0.2
@@ -32,7 +32,7 @@ def make_block(steps=((1.0,) * 4,), **changes):
         "arm": "1proc", "turn": 1, "launch": 1, "step_seconds": steps, "seconds": float(steps.mean(axis=1).max()),
         "data_wait_seconds": 0.0, "num_tokens": 1, "positions_by_rank": [1], "num_samples": 1,
     }  # fmt: skip
-    return Timed(**made | changes)
+    return TimedBlock(**made | changes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ def test_memory_of_each_cell_is_measured_rank_by_rank_beside_what_is_foretold(me
     ]
     for one in measured.memory:
         assert all(rank.parts is not None and rank.allocated_gib == rank.parts.total > 0 for rank in one.ranks)
-        assert (one.predicted is None) == (one.not_predicted is not None)
+        assert one.predicted is None, "of a GPU alone"
 
 
 @_alone

@@ -18,7 +18,7 @@ from tests.processes import find, left_of, new_mark, none_left_of
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
 from training.process.files import write_json
-from training.state.receipt import find_problem
+from training.state.receipt import find_receipt_problem
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ class Stage:
         fingerprint = self.config["segments"][0]["fingerprint"]
         named = (self.work / "partial" / fingerprint).glob("step-*")
         folders = sorted(folder for folder in named if folder.name.removeprefix("step-").isdigit())
-        assert [find_problem(folder, fingerprint=fingerprint) for folder in folders] == [None] * len(folders)
+        assert [find_receipt_problem(folder, fingerprint=fingerprint) for folder in folders] == [None] * len(folders)
         return [int(folder.name.removeprefix("step-")) for folder in folders]
 
     def require_gone(self):

@@ -9,11 +9,11 @@ from tests.tiny import make_config, make_slice, make_tiny_model
 from training.probing.live_memory import KINDS
 from training.registry import list_strategies
 from training.rehearsal.rehearsed_step import rehearse_step
-from training.strategies import find_profile
+from training.strategies import find_traits
 
 pytestmark = pytest.mark.slow
 
-SIZES = {name: 1 if name == "single" else 2 for name in list_strategies() if not find_profile(name).no_rehearsal}
+SIZES = {name: 1 if name == "single" else 2 for name in list_strategies() if not find_traits(name).no_rehearsal}
 
 
 def _observe(ranks, folder, **changes):

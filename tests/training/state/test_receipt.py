@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from training.state.receipt import RECEIPT, find_problem, seal_folder
+from training.state.receipt import RECEIPT, find_receipt_problem, seal_folder
 
 
 def _alter(change):
@@ -30,9 +30,9 @@ def test_a_sealed_folder_verifies_for_its_own_fingerprint_until_anything_of_it_i
             (folder / name).write_bytes(b"weights" * 40)
     receipt = json.loads((tmp_path / "a" / RECEIPT).read_bytes())
     assert (receipt["files"]["weights.pt"]["num_bytes"], receipt["world_size"]) == (280, 2)
-    assert "fingerprint is f1, wanted f2" in find_problem(tmp_path / "a", fingerprint="f2")
+    assert "fingerprint is f1, wanted f2" in find_receipt_problem(tmp_path / "a", fingerprint="f2")
     change(tmp_path / "a")
-    problem = find_problem(tmp_path / "a", fingerprint="f1")
+    problem = find_receipt_problem(tmp_path / "a", fingerprint="f1")
     assert problem is None if says is None else says in problem
 
 

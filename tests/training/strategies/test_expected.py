@@ -31,7 +31,7 @@ def test_matrices_that_are_not_gathered_in_as_many_bytes_as_asked_for_are_told()
         ([100, 104, 104], {}),
     ):
         wrong = _work(options=options, exchange={"unit_bytes": [100, 200, 200], "gathered_bytes": gathered})
-        found = sharded.find_problem(wrong)
+        found = sharded.explain_wrong_layout(wrong)
         assert (found and found.code) == "other_bytes_gathered"
 
 
@@ -71,7 +71,7 @@ def _work_of_stages(**changes):
 
 
 @pytest.mark.parametrize(
-    ("profile", "work", "code", "numbers"),
+    ("traits", "work", "code", "numbers"),
     [
         (sharded, _work(gradient_bytes=600), "other_size", {"parts": "units", "held": 500, "needed": 600}),
         (zero1, _work_of_shares(gradient_bytes=800), "other_size", {"parts": "buckets", "held": 500, "needed": 800}),
@@ -83,8 +83,8 @@ def _work_of_stages(**changes):
         (pipeline, _work_of_stages(exchange={"layers": [[0, 1], [3, 3]]}), "layers_missing", {"layers": "0-1, 3"}),
     ],
 )  # fmt: skip
-def test_an_exchange_that_is_laid_out_otherwise_is_told(profile, work, code, numbers):
-    problem = profile.find_problem(work)
+def test_an_exchange_that_is_laid_out_otherwise_is_told(traits, work, code, numbers):
+    problem = traits.explain_wrong_layout(work)
     assert (problem.code, dict(problem.numbers) | numbers) == (code, problem.numbers)
 
 

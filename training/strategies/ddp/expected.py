@@ -14,7 +14,7 @@ from training.strategies import (
     STATISTIC,
     Expected,
     Options,
-    Profile,
+    StrategyTraits,
     Tried,
     Work,
     expect,
@@ -39,8 +39,8 @@ _KNOBS: tuple[tuple[str, Any, Any, str, str | None], ...] = (
 """Option, its default, what is worth trying, that in words, and what else it changes."""
 
 
-class Ddp(Profile):
-    """See Profile."""
+class Ddp(StrategyTraits):
+    """See StrategyTraits."""
 
     slowed_by = "exposed communication", "DDP overhead"
 
@@ -62,7 +62,7 @@ class Ddp(Profile):
             results[STATISTIC] = expect(2 * len(channels), num_bytes, work.num_rounds)
         return results
 
-    def find_problem(self, work: Work) -> Reason | None:
+    def explain_wrong_layout(self, work: Work) -> Reason | None:
         """Return that the buckets are not the gradient; in exact mode there are none."""
         held = sum(work.list_of("bucket_bytes"))
         return None if work.is_exact or held == work.gradient_bytes else explain_size("buckets", held, work)
@@ -93,4 +93,4 @@ class Ddp(Profile):
         ]
 
 
-PROFILE = Ddp()
+TRAITS = Ddp()

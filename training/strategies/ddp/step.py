@@ -71,11 +71,11 @@ class OrderedSum(Strategy):
         added = [int(places[rank, turn]) for turn, in_order in enumerate(order) for rank in in_order]
         if added != list(reversed(range(len(added)))):
             raise RanksDisagreeError(f"exact: micro-batches would be added in the order {added}; needed: descending")
-        self._run(micro_batches, weight=1 / max(num_targets, 1), order=order)
+        self._accumulate_gradient(micro_batches, weight=1 / max(num_targets, 1), order=order)
         loss_sum, grad_norm = self.replica.optimizer_step(learning_rate)
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.take())
 
-    def _run(
+    def _accumulate_gradient(
         self, micro_batches: Sequence[MicroBatch], *, weight: float, order: Sequence[Sequence[int]] | None = None
     ) -> None:
         """Leave the sum of all ranks' gradients; `order`: of the ranks, for each micro-batch."""
@@ -160,7 +160,7 @@ class Ddp(Strategy):
         before = torch_private.count_begun(self._group)
         self._sent.take()
         # DDP averages over ranks, the loss is a mean over labels: undo the division by the number of ranks.
-        self._run(micro_batches, weight=self.data_world_size / max(num_targets, 1))
+        self._accumulate_gradient(micro_batches, weight=self.data_world_size / max(num_targets, 1))
         # Counted by torch, not by us.
         number = torch_private.count_begun(self._group) - before
         loss_sum, grad_norm = self.replica.optimizer_step(learning_rate)
@@ -174,7 +174,7 @@ class Ddp(Strategy):
         traffic = {**self._sent.take(), ALL_REDUCE: Traffic(number, num_bytes)}
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=traffic)
 
-    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
+    def _accumulate_gradient(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         """Leave the averaged gradient of a step's micro-batches."""
         *earlier, last = micro_batches
         with self.replica.keep_casts():

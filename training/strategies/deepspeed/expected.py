@@ -14,7 +14,7 @@ from training.strategies import (
     Copies,
     Expected,
     Options,
-    Profile,
+    StrategyTraits,
     Work,
     expect,
     explain_size,
@@ -25,8 +25,8 @@ _MOST_PADDING = 0.05
 """Of the gradient: shares are of one size, the last of which may be padding."""
 
 
-class DeepSpeed(Profile):
-    """See Profile."""
+class DeepSpeed(StrategyTraits):
+    """See StrategyTraits."""
 
     no_waterfall = "the strategy deepspeed, whose step cannot be made without its communication"
     no_advice = "the strategy deepspeed, whose options are for whoever knows it"
@@ -80,7 +80,7 @@ class DeepSpeed(Profile):
             )
         return expected
 
-    def find_problem(self, work: Work) -> Reason | None:
+    def explain_wrong_layout(self, work: Work) -> Reason | None:
         """Return that buckets or shares are not the model."""
         most = work.gradient_bytes * (1 + _MOST_PADDING)
         reduced, held = work.get("bucket_bytes"), sum(work.list_of("share_bytes")) * work.world_size
@@ -97,7 +97,7 @@ class DeepSpeed(Profile):
         return layout, {"buckets": work.get("num_buckets"), "share_bytes": sum(shares)}
 
 
-PROFILE = DeepSpeed()
+TRAITS = DeepSpeed()
 
 
 def _get_stage(options: Options) -> int:

@@ -49,13 +49,13 @@ class DeepSpeed(Strategy):
         """Apply one update; see Strategy."""
         SENT.take()
         # DeepSpeed averages over ranks, the loss is a mean over labels: undo the division by the number of ranks.
-        self._run(micro_batches, weight=self._ranks.world_size / max(num_targets, 1))
+        self._accumulate_gradient(micro_batches, weight=self._ranks.world_size / max(num_targets, 1))
         self.replica.on_section(StepSection.UPDATE)
         grad_norm = self._engine.optimizer_step(learning_rate)
         loss_sum = self.replica.reset()
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=SENT.take())
 
-    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
+    def _accumulate_gradient(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         """Leave the reduced gradient of a step's micro-batches."""
         # What was gathered for one micro-batch is given up before the next.
         with self.replica.keep_casts() if self._engine.stage < 3 else nullcontext():
@@ -72,7 +72,7 @@ class DeepSpeed(Strategy):
         """Run forward, backward and communication, change nothing."""
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
             # With a gradient that is not finite DeepSpeed goes all the way, and then leaves the update out.
-            self._run(micro_batches, weight=math.nan)
+            self._accumulate_gradient(micro_batches, weight=math.nan)
             self._engine.optimizer_step(0.0)
             self._engine.send_weights()
             self.replica.reset()

@@ -15,7 +15,7 @@ from training.strategies import (
     Copies,
     Expected,
     Options,
-    Profile,
+    StrategyTraits,
     Tried,
     Work,
     expect,
@@ -29,8 +29,8 @@ _MOST_PADDING = 0.05
 """Of the gradient: every rank has as many rows of a weight, of which the last may be padding."""
 
 
-class Fsdp2(Profile):
-    """See Profile."""
+class Fsdp2(StrategyTraits):
+    """See StrategyTraits."""
 
     no_waterfall = "the strategy fsdp2, whose step cannot be made without its communication"
 
@@ -64,7 +64,7 @@ class Fsdp2(Profile):
             ALL_REDUCE: expect(number, num_bytes),
         }
 
-    def find_problem(self, work: Work) -> Reason | None:
+    def explain_wrong_layout(self, work: Work) -> Reason | None:
         """Return that the units are not the model, or are said to be gathered in other bytes than they have.
 
         That is in fp32, or what is rounded in bf16.
@@ -97,7 +97,7 @@ class Fsdp2(Profile):
         return [(_RESHARDS, False, change, "one copy of the layers' weights more in memory")]
 
 
-PROFILE = Fsdp2()
+TRAITS = Fsdp2()
 
 
 def _list_units(work: Work) -> list[int]:

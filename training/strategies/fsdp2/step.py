@@ -42,7 +42,7 @@ class Fsdp2(Strategy):
         is_early = options["mixed"] != "none" and not takes_dtypes_by_weight()
         return f"mixed: bf16 with torch {torch.__version__}" if is_early else None
 
-    def place(self, model: nn.Module) -> Collection[nn.Parameter] | None:
+    def place_and_select_updated(self, model: nn.Module) -> Collection[nn.Parameter] | None:
         """Keep this rank's rows, on the host where they wait there; see Strategy."""
         self._ask_whole_model(model)
         options, self._is_mixed = self._options, self._options["mixed"] == "bf16"
@@ -77,7 +77,7 @@ class Fsdp2(Strategy):
             unit.set_custom_reduce_scatter(Scatter(self._reduced))
             if self._num_shards < self._ranks.world_size:
                 unit.set_all_reduce_hook(partial(self._sent.count, ALL_REDUCE))
-        return None if options["offload"] == "cpu" else super().place(model)
+        return None if options["offload"] == "cpu" else super().place_and_select_updated(model)
 
     def set_up(self) -> None:
         """Have the optimizer update rows, by the norm of the whole gradient."""
@@ -97,7 +97,7 @@ class Fsdp2(Strategy):
             [alike, self._group], kind, mesh=[list(copy) for copy in copies], mesh_dim_names=("replicas", "shards")
         )
 
-    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
+    def _accumulate_gradient(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         """Leave the sum of all ranks' gradients."""
         *earlier, last = micro_batches
         if earlier:
@@ -129,7 +129,7 @@ class Fsdp2(Strategy):
         """Return whether these micro-batches alone do: by what this rank gives to the reduction, which mixes all."""
         self.replica.reset()
         self._reduced.is_watched = self._reduced.is_finite = True
-        self._run(micro_batches, weight=1 / max(num_targets, 1))
+        self._accumulate_gradient(micro_batches, weight=1 / max(num_targets, 1))
         self._reduced.is_watched = False
         self.replica.reset()
         return self._reduced.is_finite

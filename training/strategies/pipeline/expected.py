@@ -16,7 +16,7 @@ from training.strategies import (
     Copies,
     Expected,
     Options,
-    Profile,
+    StrategyTraits,
     Timers,
     Tried,
     Work,
@@ -35,8 +35,8 @@ _MOST_ROOM = 256
 """Bytes between a parameter and the next one that are sent with it."""
 
 
-class Pipeline(Profile):
-    """See Profile."""
+class Pipeline(StrategyTraits):
+    """See StrategyTraits."""
 
     no_waterfall = "the strategy pipeline, none of whose stages can run without the others"
     slowed_by = ("waiting for other stages",)
@@ -91,7 +91,7 @@ class Pipeline(Profile):
             )
         return expected
 
-    def find_problem(self, work: Work) -> Reason | None:
+    def explain_wrong_layout(self, work: Work) -> Reason | None:
         """Return that the stages are not the ranks, or not the model."""
         stages, num_ranks = work.list_of("layers"), work.world_size // work.replicas
         if not stages or len(stages) % num_ranks:
@@ -151,7 +151,7 @@ class Pipeline(Profile):
         ]
 
 
-PROFILE = Pipeline()
+TRAITS = Pipeline()
 
 
 def _format_layers(work: Work) -> str:

@@ -38,7 +38,7 @@ class Pipeline(Strategy):
         """Return an earlier torch."""
         return None if takes_micro_batches() else f"torch {torch.__version__}"
 
-    def place(self, model: nn.Module) -> Collection[nn.Parameter] | None:
+    def place_and_select_updated(self, model: nn.Module) -> Collection[nn.Parameter] | None:
         """Keep this rank's stages; see Strategy."""
         ranks, options = self._ranks, self._options
         num_replicas, size = int(options["replicas"]), ranks.world_size
@@ -63,7 +63,7 @@ class Pipeline(Strategy):
         self._cut = Cut(model, partial(self._ask_whole_model, model), num_stages=per_rank * num_ranks)
         self._stages_of = self._cut.stages_of(model)
         self._cut.keep(self._stages)
-        super().place(model)
+        super().place_and_select_updated(model)
         if self._shares is None:
             return None
         return self._shares.deal([part for part in model.parameters() if part.requires_grad])
@@ -87,7 +87,7 @@ class Pipeline(Strategy):
         self._counts = torch.tensor(counts, dtype=torch.float64, device=self._ranks.device)
         """Of each parameter of this rank: whether its square counts here, or on another rank that has it."""
 
-    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
+    def _accumulate_gradient(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         """Leave the gradient, added up with those of the same stages of other replicas, all at once."""
         self._steps.run(micro_batches, weight=weight)
         if self._alike is not None:
@@ -144,7 +144,7 @@ class Pipeline(Strategy):
         """Run forward, backward and communication, change nothing, with all in memory that a step has there."""
         number = self._config.global_batch_size // self._config.micro_batch_size // self.data_world_size
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
-            self._run(micro_batches[:1] * max(self._steps.count_filling(number), 1), weight=0.0)
+            self._accumulate_gradient(micro_batches[:1] * max(self._steps.count_filling(number), 1), weight=0.0)
             self._send_weights()
             self.replica.reset()
 

@@ -1,10 +1,10 @@
 """One rank, the plain module: it exchanges nothing and has no options."""
 
-from training.strategies import Options, Profile
+from training.strategies import Options, StrategyTraits
 
 
-class Single(Profile):
-    """See Profile."""
+class Single(StrategyTraits):
+    """See StrategyTraits."""
 
     no_waterfall = "one rank, which loses nothing to others"
 
@@ -14,4 +14,4 @@ class Single(Profile):
         return None if is_one else f"world_size: got {world_size} with strategy single; allowed: 1, or strategy ddp"
 
 
-PROFILE = Single()
+TRAITS = Single()

@@ -11,7 +11,7 @@ class Single(Strategy):
 
     name = "single"
 
-    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
+    def _accumulate_gradient(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         with self.replica.keep_casts():
             for micro_batch in micro_batches:
                 self.replica.forward_backward(self.module, micro_batch, weight=weight)

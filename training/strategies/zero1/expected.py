@@ -24,12 +24,12 @@ class Zero1(Ddp):
             expected[BROADCAST] = expect(len(shares) * work.num_steps, sum(shares) * work.num_steps)
         return expected
 
-    def find_problem(self, work: Work) -> Reason | None:
+    def explain_wrong_layout(self, work: Work) -> Reason | None:
         """Return that the buckets are not the gradient, or the shares not the weights."""
         held = sum(_list_shares(work))
         most = work.gradient_bytes + _MOST_ROOM * work.get("num_parameters")
         is_right = work.gradient_bytes <= held <= most
-        return super().find_problem(work) or (None if is_right else explain_size("shares", held, work))
+        return super().explain_wrong_layout(work) or (None if is_right else explain_size("shares", held, work))
 
     def describe_layout(self, work: Work) -> tuple[str, dict[str, float]]:
         """Return buckets and shares."""
@@ -41,7 +41,7 @@ class Zero1(Ddp):
         )
 
 
-PROFILE = Zero1()
+TRAITS = Zero1()
 
 
 def _list_shares(work: Work) -> list[int]:

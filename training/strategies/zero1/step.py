@@ -64,9 +64,9 @@ class Zero1(Ddp):
 
     name = "zero1"
 
-    def place(self, model: nn.Module) -> Collection[nn.Parameter]:
+    def place_and_select_updated(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Return the share that this rank updates; see Strategy."""
-        super().place(model)
+        super().place_and_select_updated(model)
         self._shares, self.ranks_per_copy = Shares(self._ranks), (1, self._ranks.world_size)
         return self._shares.deal([part for part in model.parameters() if part.requires_grad])
 
