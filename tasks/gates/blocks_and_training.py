@@ -1,8 +1,9 @@
 """Does the whole training bear out what the blocks measured? The published speedup and seconds against the training's.
 
 The late half of the training counts, of which those steps around which nobody else used the CPUs: a launch is slow at
-first. Both speedups are means with an interval, the training's over equal parts of it, and may differ by both. They are
-hours apart at most, but a machine drifts, so that a stated part is allowed besides.
+first. Both speedups are means with an interval, the training's over equal parts of it, and may differ by both. Cells
+train one after another, so that a machine that is slow for a while makes parts alike: their interval allows for it.
+They are hours apart at most, but a machine drifts, so that a stated part is allowed besides.
 """
 
 import math
@@ -28,6 +29,8 @@ _SHARPNESS = 2.0
 """Largest over smallest speedup that the training allows; beyond, it refutes nothing."""
 _NUM_PARTS, _FEWEST_PARTS = 10, 4
 """Parts that a training's late half is cut into: the fewer, the less a part has in common with the one before."""
+_MOST_IN_COMMON = 0.5
+"""Correlation of a part with the one before it: ten parts tell no larger one from a trend."""
 _FASTER = 10
 """Percentile of parts and blocks that tells more than their middle where the machine was busy now and then."""
 _BEYOND_CHANCE, _LEAST_CHANGE = 3.0, 0.035
@@ -102,8 +105,8 @@ def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: CellSp
         )  # fmt: skip
     ratio = float(its.mean() / mine.mean())
     floor = measurement.noise.ratio.relative_half_width if measurement.noise is not None else 0.0
-    noise = math.hypot(*map(_compute_relative_half_width, (mine, its)), max(floor, speedup.relative_half_width))
-    allowed = (1 + _DRIFT) * math.exp(noise)
+    of_training = math.hypot(*map(_compute_relative_half_width, (mine, its)))
+    allowed = (1 + _DRIFT) * math.exp(math.hypot(of_training, max(floor, speedup.relative_half_width)))
     run, its_run = outputs.runs[cell].facts, outputs.baseline.facts
     is_larger = arm.global_batch_size > run.global_batch_size
     # A larger step computes more between two exchanges: it scales no worse than what was trained, at best as its ranks.
@@ -128,7 +131,8 @@ def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: CellSp
             ),
             *_explain_other_code(outputs, measurement, cell),
         )  # fmt: skip
-    refutes_nothing = most / least > _SHARPNESS
+    # What the blocks do not know is in the interval that is published with them, and makes no training blunt.
+    refutes_nothing = best / ratio * ((1 + _DRIFT) * math.exp(of_training)) ** 2 > _SHARPNESS
     why = "a training on smaller steps says too little" if is_larger else "the training varied too much"
     # No speedup where this gate does not fail: another one may have withheld it.
     finding = explain(
@@ -232,10 +236,16 @@ def _compute_part_seconds(run: RunOutputs, most_share: float) -> NDArray[np.floa
 
 
 def _compute_relative_half_width(parts: NDArray[np.float64]) -> float:
-    """Return the half-width of a 95 % interval of their mean, by Student's t, as a share of the mean."""
+    """Return the half-width of a 95 % interval of their mean, by Student's t, as a share of the mean.
+
+    Wider by what a part has in common with the one before it, as of an autoregressive process of order 1.
+    """
     from scipy.special import stdtrit  # importing it takes a third of a second, which reports need not spend
 
-    return float(stdtrit(len(parts) - 1, 0.975) * parts.std(ddof=1) / math.sqrt(len(parts)) / parts.mean())
+    apart = parts - parts.mean()
+    common = min(max(float(apart[1:] @ apart[:-1]) / (float(apart @ apart) or 1.0), 0.0), _MOST_IN_COMMON)
+    error = parts.std(ddof=1) * math.sqrt((1 + common) / (1 - common) / len(parts))
+    return float(stdtrit(len(parts) - 1, 0.975) * error / parts.mean())
 
 
 def _compute_change(measurement: MeasurementFile, cell: str, first: str) -> float | None:

@@ -31,15 +31,15 @@ def observe_memory(session: Session, workers: Mapping[str, Workers]) -> dict[str
 
 
 def rehearse_memory(session: Session, observed: Mapping[str, list[RankMemory]]) -> list[CellMemory]:
-    """Return what was observed beside what a rehearsal says.
+    """Return what was observed, and of a GPU what a rehearsal says besides: on a CPU nobody asks what fits.
 
     That computes in this process, so nothing may be timed meanwhile.
     """
     results = []
     for name, ranks in observed.items():
-        config = session.configs[name]
-        capability = parse_capability(session.machine.gpus[0]) if config.device == "cuda" else None
-        predicted, why = _predict_memory(config, capability)
+        config, predicted, why = session.configs[name], None, None
+        if config.device == "cuda":
+            predicted, why = _predict_memory(config, parse_capability(session.machine.gpus[0]))
         results.append(
             CellMemory(
                 cell=name, device=config.device, micro_batch_size=config.micro_batch_size, ranks=ranks,
@@ -55,7 +55,7 @@ def _predict_memory(
     """Return what a rehearsal says of the rank that has most, or why it says nothing."""
     from training.rehearsal.rehearsed_step import rehearse_largest_rank  # seconds, which reused results need not spend
 
-    if config.device == "cuda" and capability is None:
+    if capability is None:
         return None, "the driver does not tell the GPU's compute capability"
     try:
         return _make_parts(rehearse_largest_rank(config, capability=capability).peak_bytes), None
