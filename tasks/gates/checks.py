@@ -40,8 +40,6 @@ class Check:
     """Judges a cell."""
     is_owed_by_several_ranks: bool = False
     """Whether a cell with several ranks is `not checked`, not left out, where `find` returns None."""
-    spares_throughput: bool = False
-    """Whether a figure per unit of work may still be shown where this gate fails."""
 
     def judge(self, outputs: Outputs, cell: str) -> Finding | None:
         """Return what is found of the cell; None if the gate says nothing about it."""
@@ -84,19 +82,16 @@ CHECKS = [
         "Loss curves coincide",
         "Does every cell's loss follow the baseline's, coarsely?",
         correctness.check_loss_curves,
-        spares_throughput=True,
     ),
     Check(
         "Evaluated what was trained",
         "Were the weights that the ranks ended with evaluated, on the rows held out?",
         heldout.check_evaluated_weights,
-        spares_throughput=True,
     ),
     Check(
         "Steps are those asked for",
         "Did each step learn from the rows, and at the rate, that params.yaml asks for?",
         asked_for.check_steps,
-        spares_throughput=True,
     ),
     Check(
         "Same work in every cell",
@@ -107,25 +102,21 @@ CHECKS = [
         "Same rows in the same steps",
         "Did each optimizer step learn from the same rows in every cell?",
         comparability.check_rows_per_step,
-        spares_throughput=True,
     ),
     Check(
         "Every sample exactly once",
         "Was each row of each range learned from once per epoch, none left out, none twice?",
         comparability.check_every_sample_once,
-        spares_throughput=True,
     ),
     Check(
         "Held-out rows were held out",
         "Were none of the held-out rows trained on?",
         heldout.check_heldout_rows,
-        spares_throughput=True,
     ),
     Check(
         "Equal tokens",
         "Did every cell learn from as many tokens as the ranges hold?",
         comparability.check_equal_tokens,
-        spares_throughput=True,
     ),
     Check(
         "Not data-bound",
@@ -146,7 +137,6 @@ CHECKS = [
         "Speedup is plausible",
         "Is no cell faster than its number of ranks can make it?",
         comparability.check_plausible_speedup,
-        spares_throughput=True,
     ),
 ]
 
@@ -178,24 +168,16 @@ CHECKS_OF_BLOCKS = [
     ),
 ]
 """Where the speedup was measured in blocks."""
-_SPARE_THROUGHPUT = {check.name for check in CHECKS + CHECKS_OF_BLOCKS if check.spares_throughput}
 
 
 def check_gates(outputs: Outputs) -> list[Gate]:
     """Return what every gate found of every cell."""
-    gates, failed = [], list[tuple[str, str]]()
+    gates = []
     for check in CHECKS + (CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
         results = {cell: check.judge(outputs, cell) for cell in outputs.runs}
         findings = [CellFinding(cell=cell, **asdict(result)) for cell, result in results.items() if result is not None]
-        failed += [(finding.cell, check.name) for finding in findings if finding.outcome == "failed"]
         gates.append(Gate(name=check.name, question=check.question, findings=findings))
-
-    def drop_untrue_figure(finding: CellFinding) -> CellFinding:
-        """Return it without `true_figure` where another failed gate makes the throughput of that cell meaningless."""
-        mine = {name for cell, name in failed if cell in (outputs.params.baseline, finding.cell)}
-        return finding if mine <= _SPARE_THROUGHPUT else finding.model_copy(update={"true_figure": None})
-
-    return [gate.model_copy(update={"findings": list(map(drop_untrue_figure, gate.findings))}) for gate in gates]
+    return gates
 
 
 def compute_standings(gates: Sequence[Gate], cells: Sequence[str], *, is_measured: bool = True) -> dict[str, Standing]:

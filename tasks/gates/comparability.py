@@ -174,25 +174,13 @@ def check_equal_tokens(outputs: Outputs, cell: str) -> Finding:
     if not problems and total != expected_in_all:
         problems.append(explain("other_total", "{cell}: {tokens:,} {unit}s in all, {expected:,} expected", **numbers))
     finding = make_finding(problems, "{cell}: {expected:,} {unit}s, as many as the ranges hold", **numbers)
-    return replace(finding, true_figure=_describe_speedup_per_token(outputs, cell) if problems else None)
+    return replace(finding, true_figure=_describe_work(outputs, cell) if problems else None)
 
 
-def _describe_speedup_per_token(outputs: Outputs, cell: str) -> str | None:
-    """Return what the speedup is per token learned from, where the cell did another amount of work.
-
-    None where not even that can be believed.
-    """
-    first, baseline, run = outputs.params.baseline, outputs.baseline, outputs.runs[cell]
-    mine, its = _count_tokens(run), _count_tokens(baseline)
-    if not its or mine == its:
-        return None
-    efficiency = mine / _sum_rank_seconds(run) / (its / _sum_rank_seconds(baseline))
-    if efficiency > _MOST_EFFICIENCY:
-        return None
-    return (
-        f"{cell} did {mine / its:.2f}x the work of {first}; per unit of work it is "
-        f"{efficiency * run.facts.world_size / baseline.facts.world_size:.2f}x as fast"
-    )
+def _describe_work(outputs: Outputs, cell: str) -> str | None:
+    """Return how many times the baseline's work the cell did; None where it did as much."""
+    first, mine, its = outputs.params.baseline, _count_tokens(outputs.runs[cell]), _count_tokens(outputs.baseline)
+    return f"{cell} did {mine / its:.2f}x the work of {first}" if its and mine != its else None
 
 
 def _count_tokens(run: RunOutputs) -> int:
