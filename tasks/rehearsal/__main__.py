@@ -5,6 +5,7 @@ do not fit, or cannot be rehearsed, are moved to `left_out` in params.yaml; 4 on
 """
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from datetime import timedelta
@@ -174,7 +175,7 @@ def _describe_speed(cell: RehearsedCell, baseline: RehearsedCell, params: Params
         return f"How fast is not said: the card's peak at {cell.config.precision} or its link is not known."
     batch = params.train.global_batch_size
     num_steps = params.train.epochs * sum(-(-(part.end - part.start) // batch) for part in params.ranges)
-    least, most = (timedelta(seconds=round(num_steps * cell.load.tokens / per)) for per in (speed.high, speed.low))
+    least, most = (timedelta(seconds=math.ceil(num_steps * cell.load.tokens / per)) for per in (speed.high, speed.low))
     said = [f"{_format_range(speed)} {unit}s per second, {least} to {most} (h:min:s) for {num_steps:,} steps"]
     if cell is not baseline and (ratio := model_speedup(cell.load, baseline.load, card)) is not None:
         said.append(f"{_format_range(ratio)} times as fast as {baseline.name}")
