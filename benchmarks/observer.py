@@ -76,7 +76,7 @@ class Switch:
         """Remember what the observer has put in place since this was made."""
         for place, before in zip(self._places, self._before, strict=True):
             for name, now in vars(place).items():
-                if isinstance(now, FunctionType) and "ddp_audit.observer" in now.__code__.co_filename:
+                if isinstance(now, FunctionType) and "ddp_audit/observer" in now.__code__.co_filename:
                     self._patched.append((place, name, before.get(name), now))
         self._kept = [dict(hooks) for hooks in self._hooks]
         assert {name for _, name, _, _ in self._patched} >= {"backward", "__call__", "cross_entropy", "perf_counter"}
