@@ -12,13 +12,13 @@ from training.registry import list_strategies
 EXACT, COMPILE, FP16, PACKING = "exact: true", "compile: true", "precision: fp16", "packing: true"
 COMPILED_PACKS, RECOMPUTED = "packing and compile: true", "activation_checkpointing: layers"
 ADAPTER, FOUR_BITS, SYNC_BATCH = "adapter: lora", "adapter.base: nf4", "norm: sync_batch"
-LOOKS, SHARED_GPUS = "eval_every_steps: above 0", "oversubscribe: true"
+EVALUATES, SHARED_GPUS = "eval_every_steps: above 0", "oversubscribe: true"
 SENT_IN_BF16, SENT_IN_FP16 = "gradient_hook: bf16", "gradient_hook: fp16"
 FP32, MIXED = "precision: fp32", "mixed: bf16"
 
 ALLOWED = {
     EXACT: "false", COMPILE: "false", FP16: "fp32, bf16", FP32: "bf16", PACKING: "false", RECOMPUTED: "none",
-    COMPILED_PACKS: "one of them true", ADAPTER: "null", FOUR_BITS: "null", SYNC_BATCH: "group", LOOKS: "0",
+    COMPILED_PACKS: "one of them true", ADAPTER: "null", FOUR_BITS: "null", SYNC_BATCH: "group", EVALUATES: "0",
     SHARED_GPUS: "false", SENT_IN_BF16: "none", SENT_IN_FP16: "none", MIXED: "none",
 }  # fmt: skip
 """`key: value` -> what may stand there instead."""
@@ -53,15 +53,15 @@ def list_asked(
         FOUR_BITS: base is not None, RECOMPUTED: train.activation_checkpointing == "layers",
         f"precision: {train.precision}": True,
     }  # fmt: skip
-    results = {value: say(value, of_train) for value, is_asked in values.items() if is_asked}
+    results = {value: split_key(value, of_train) for value, is_asked in values.items() if is_asked}
     if train.compile and train.packing:
         results[COMPILED_PACKS] = f"{of_train}packing, {of_train}compile", "true, true"
     if train.eval_every_steps:
-        results[LOOKS] = f"{of_train}eval_every_steps", str(train.eval_every_steps)
+        results[EVALUATES] = f"{of_train}eval_every_steps", str(train.eval_every_steps)
     return results | {f"{name}: {value}": (f"{of_cell}options.{name}", str(value)) for name, value in options.items()}
 
 
-def say(value: str, beginning: str = "") -> tuple[str, str]:
+def split_key(value: str, beginning: str = "") -> tuple[str, str]:
     """Return key and what stands there of a `key: value`."""
     key, _, got = value.partition(": ")
     return beginning + key, got

@@ -56,7 +56,7 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
     trained = _compute_part_seconds(outputs.runs[cell], measurement.most_others_share)
     if not trained.size:
         return make_finding(problems, _explain_busy(cell)) if problems else make_unchecked_finding(_explain_busy(cell))
-    faster, apart = (float(np.percentile(timed, at) / np.percentile(trained, at)) for at in (_FASTER, 50))
+    fastest_apart, apart = (float(np.percentile(timed, at) / np.percentile(trained, at)) for at in (_FASTER, 50))
     # A larger step, of weak scaling, may be faster per position, by as much as there are ranks.
     is_larger = arm.global_batch_size > outputs.runs[cell].facts.global_batch_size
     least = 1 / _MOST_APART / (arm.world_size if is_larger else 1)
@@ -64,7 +64,7 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
         "other_seconds", "{cell}: a position took {apart:.2f} times as long in the blocks as in the training",
         cell=cell, apart=apart,
     )  # fmt: skip
-    if max(faster, apart) < least or min(faster, apart) > _MOST_APART:
+    if max(fastest_apart, apart) < least or min(fastest_apart, apart) > _MOST_APART:
         problems.append(
             finding.extend(
                 "{sentence}, at most {most_apart:g} times apart is believed: what was timed is not what was trained, "

@@ -38,13 +38,13 @@ class Check:
     """What it asks."""
     find: Callable[[Outputs, str], Finding | None]
     """Judges a cell."""
-    is_owed_by_several_ranks: bool = False
+    is_required_of_several_ranks: bool = False
     """Whether a cell with several ranks is `not checked`, not left out, where `find` returns None."""
 
     def judge(self, outputs: Outputs, cell: str) -> Finding | None:
         """Return what is found of the cell; None if the gate says nothing about it."""
         result = self.find(outputs, cell)
-        if result is None and self.is_owed_by_several_ranks and outputs.runs[cell].facts.world_size > 1:
+        if result is None and self.is_required_of_several_ranks and outputs.runs[cell].facts.world_size > 1:
             return make_unchecked_finding(explain("nothing_found", "{cell}: nothing was found", cell=cell))
         return result
 
@@ -54,19 +54,19 @@ CHECKS = [
         "Update equivalence",
         "Are the updates at steps drawn over the training what one process computes?",
         equivalence.check_update_equivalence,
-        is_owed_by_several_ranks=True,
+        is_required_of_several_ranks=True,
     ),
     Check(
         "Gradients were synchronised",
         "Did the ranks exchange all that their strategy has to, exactly as often?",
         synchronisation.check_synchronisation,
-        is_owed_by_several_ranks=True,
+        is_required_of_several_ranks=True,
     ),
     Check(
         "Same parameters on all ranks",
         "Do all ranks of a cell hold the same weights, and the same state of the optimizer?",
         correctness.check_same_parameters,
-        is_owed_by_several_ranks=True,
+        is_required_of_several_ranks=True,
     ),
     Check(
         "No break between segments",

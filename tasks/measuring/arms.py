@@ -17,7 +17,7 @@ class Arm:
     cell: str
     """The cell whose ranks run it."""
     variant: Mapping[str, Any] = field(default_factory=dict)
-    """training.probing.timed_blocks.Variant."""
+    """training.probing.variants.Variant."""
     data: str = "loader"
     """Where the micro-batches come from: loader, host or device."""
     part: str = "step"

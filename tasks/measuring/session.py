@@ -25,7 +25,7 @@ from tasks.measuring.bench import Bench
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
 from tasks.measuring.timed_comparison import TimedComparison, measure_comparison
-from tasks.measuring.waterfall import settle
+from tasks.measuring.waterfall import reconcile
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.params.train import LoraParams
@@ -146,7 +146,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         seconds=time.perf_counter() - started,
         # As part of the account that the speedups are of, where there is one.
         waterfalls=[
-            settle(
+            reconcile(
                 waterfall,
                 measured=speeds[waterfall.cell].step_seconds.value,
                 efficiency=given[waterfall.cell].parallel_efficiency.value,

@@ -50,7 +50,7 @@ class Speedups:
     """Names, the baseline's first."""
     most_share: float
     """Share of the CPUs that others may use in a quiet turn."""
-    of: Callable[[TimedBlock], float]
+    seconds_of: Callable[[TimedBlock], float]
     """Seconds of a unit of work in a block."""
     burnt: TimedTurns = field(default_factory=TimedTurns)
     """The turns with which each launch of the ranks begins and that do not count."""
@@ -96,7 +96,7 @@ class Speedups:
         results = {}
         for arm in self.arms[1:]:
             timed_turns = select(arm)
-            first, other = (timed_turns.list_by_launch(name, self.of) for name in (self.baseline, arm))
+            first, other = (timed_turns.list_by_launch(name, self.seconds_of) for name in (self.baseline, arm))
             if len(first) >= FEWEST_LAUNCHES:
                 results[arm] = estimate_speedup(first, other)
         return results
@@ -107,7 +107,7 @@ class Speedups:
         first, every = speeds[self.baseline], self.estimate(lambda _: self.timed_turns)
         for cell, interval in self.intervals.items():
             quiet, speed = self.select_quiet(cell), speeds[cell]
-            figures, others = (np.median(quiet.list_by_turn(arm, self.of)) for arm in (self.baseline, cell))
+            figures, others = (np.median(quiet.list_by_turn(arm, self.seconds_of)) for arm in (self.baseline, cell))
             # In weak scaling a speedup is no ratio of steps.
             beside = first.step_seconds.value if is_weak else interval.value * speed.step_seconds.value
             results[cell] = make_speedup(
@@ -129,7 +129,7 @@ def measure_speedups(
     max_seconds: float,
     burn_in_seconds: float,
     most_share: float,
-    of: Callable[[TimedBlock], float],
+    seconds_of: Callable[[TimedBlock], float],
     seed: int,
     advance: Callable[[int], None],
     clock: Callable[[], float] = time.perf_counter,
@@ -138,9 +138,9 @@ def measure_speedups(
 
     `half_width`: relative, of the widest interval. `max_seconds`: no launch begins that would end later, at the mean
     seconds of those before; three run in any case. `burn_in_seconds`: of each launch, before turns
-    count. `of`: seconds of a unit of work. `advance` is told of blocks that have run.
+    count. `seconds_of`: of a unit of work, in a block. `advance` is told of blocks that have run.
     """
-    speedups = Speedups(arms=[arm.name for arm in arms], most_share=most_share, of=of)
+    speedups = Speedups(arms=[arm.name for arm in arms], most_share=most_share, seconds_of=seconds_of)
     order = generate_turns(speedups.arms, seed=seed)
     started = clock()
     while not speedups.stopped_because:

@@ -140,7 +140,7 @@ def measure_comparison(comparison: TimedComparison, bench: Bench, *, advance: Ca
     speedups = measure_speedups(
         comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
         burn_in_seconds=comparison.burn_in_seconds, most_share=comparison.most_share,
-        of=choose_seconds(is_weak=comparison.is_weak), seed=comparison.seed, advance=advance,
+        seconds_of=choose_seconds(is_weak=comparison.is_weak), seed=comparison.seed, advance=advance,
     )  # fmt: skip
     beside = measure_counterfactuals(comparison, bench, advance)
     return Measured(

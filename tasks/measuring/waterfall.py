@@ -137,7 +137,7 @@ def _make_waterfall(
     )
 
 
-def settle(waterfall: Waterfall, *, measured: float, efficiency: float) -> Waterfall:
+def reconcile(waterfall: Waterfall, *, measured: float, efficiency: float) -> Waterfall:
     """Return the waterfall as part of the speedup's account: its step and what that loses are those of the speedup's
     turns, the parts those of their own turns in proportion, and what they do not explain is told."""
     times, exposed = measured / waterfall.measured_seconds, waterfall.ddp_exposed_communication_seconds

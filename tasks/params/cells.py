@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from tasks.params.choices import list_file_names, read_constant, require_one_of, require_package
 from tasks.params.section import Finite, Section
 from tasks.params.train import AUTO, TrainParams
-from training.combinations import SYNC_BATCH, find_conflict, list_asked, say
+from training.combinations import SYNC_BATCH, find_conflict, list_asked, split_key
 from training.registry import list_strategies
 from training.strategies import count_shares, find_options, find_traits
 
@@ -104,7 +104,7 @@ def require_fit(cell: str, spread: CellParams, train: TrainParams, workload: str
         raise ValueError(of_cell + wrong)
     asked = list_asked(train, spread.options, of_train="train.", of_cell=of_cell)
     if normalises:
-        asked[SYNC_BATCH] = say(SYNC_BATCH, "model.")
+        asked[SYNC_BATCH] = split_key(SYNC_BATCH, "model.")
     if wrong := find_conflict(asked, strategy=spread.strategy, workload=workload, of_cell=of_cell):
         raise ValueError(wrong)
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.tiny import make_slice
 from tests.training.conftest import facts_of, sha256_of, steps_of, weights_at_end
-from training.strategies.ddp.step import split_into_parcels
+from training.strategies.ddp.exact import split_into_parcels
 
 _MAX_GRAD_NORM = 0.5
 

@@ -185,7 +185,7 @@ def _expect(cell, parameters, exchange, **work):
     return traits.compute_expected_traffic(Work(**told, exchange=exchange, **work))
 
 
-def test_its_traffic_is_what_its_profile_expects_of_the_step(steps, cell):
+def test_its_traffic_is_what_its_traits_expect_of_the_step(steps, cell):
     mine = steps[0]
     for traffic, num_rounds in zip(mine["traffic"], mine["num_rounds"], strict=True):
         expected = _expect(cell, mine[WEIGHTS], mine["exchange"], num_steps=1, num_rounds=(num_rounds,) * 2)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from training.combinations import LOOKS, SHARED_GPUS, SYNC_BATCH, find_conflict, list_asked, say
+from training.combinations import EVALUATES, SHARED_GPUS, SYNC_BATCH, find_conflict, list_asked, split_key
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.model.sync_norm import keep_statistics, list_statistics
@@ -301,10 +301,10 @@ def _require_combination(strategy: str, model: nn.Module, config: TrainingConfig
     """Raise UnfitModelError for what a strategy does not go with (training/combinations.py)."""
     asked = list_asked(config, config.options)
     if not config.heldout_digest:
-        asked.pop(LOOKS, None)
+        asked.pop(EVALUATES, None)
     if list_statistics(model):
-        asked[SYNC_BATCH] = say(SYNC_BATCH)
+        asked[SYNC_BATCH] = split_key(SYNC_BATCH)
     if config.oversubscribe and ranks.device.type == "cuda" and ranks.world_size > 1:
-        asked[SHARED_GPUS] = say(SHARED_GPUS)
+        asked[SHARED_GPUS] = split_key(SHARED_GPUS)
     if problem := find_conflict(asked, strategy=strategy, workload=config.workload):
         raise UnfitModelError(problem)

@@ -216,7 +216,7 @@ def measure_row(trouble, num_sessions):
         machine = NoisyMachine(trouble, 1.5, seed)
         found = measure_speedups(
             arms, machine, half_width=asked, max_seconds=90, burn_in_seconds=5, most_share=0.05,
-            of=lambda block: block.seconds, seed=seed, advance=lambda _: None,
+            seconds_of=lambda block: block.seconds, seed=seed, advance=lambda _: None,
             clock=lambda machine=machine: machine.now,
         )  # fmt: skip
         row.launches.append(found.num_launches)

@@ -40,7 +40,7 @@ def _measure(trouble, *, seed, **asked):
 def _measure_on(machine, arms=ARMS, *, seed=1, half_width=0.07, max_seconds=90.0, burn_in_seconds=5.0):
     return measure_speedups(
         arms, machine, half_width=half_width, max_seconds=max_seconds, burn_in_seconds=burn_in_seconds,
-        most_share=0.05, of=_get_seconds, seed=seed, advance=lambda _: None, clock=lambda: machine.now,
+        most_share=0.05, seconds_of=_get_seconds, seed=seed, advance=lambda _: None, clock=lambda: machine.now,
     )  # fmt: skip
 
 

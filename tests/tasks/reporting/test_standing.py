@@ -134,11 +134,11 @@ def _with_verdict(gate, cell, verdict):
 
 
 def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is_proven(tmp_path, read, collect):
-    owed = [check.name for check in CHECKS + CHECKS_OF_BLOCKS if check.is_owed_by_several_ranks]
+    owed = [check.name for check in CHECKS + CHECKS_OF_BLOCKS if check.is_required_of_several_ranks]
     assert owed == ["Update equivalence", "Gradients were synchronised", "Same parameters on all ranks"]
     write_measurement(tmp_path)
     outputs = read()
-    silent = Check(name="Silent", question="?", find=lambda *_: None, is_owed_by_several_ranks=True)
+    silent = Check(name="Silent", question="?", find=lambda *_: None, is_required_of_several_ranks=True)
     found = silent.judge(outputs, "2proc")
     assert found.outcome == "not checked"
     # One rank has nothing to show.
