@@ -312,7 +312,7 @@ ASKED = {
     combinations.EXACT: {"exact": True},
     combinations.FP16: {"precision": "fp16"},
     combinations.COMPILE: {"compile": True},
-    combinations.LOOKS: {"eval_every_steps": 2, "heldout_digest": "rows"},
+    combinations.EVALUATES: {"eval_every_steps": 2, "heldout_digest": "rows"},
 }
 
 
