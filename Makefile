@@ -12,7 +12,7 @@ GOALS := $(or $(MAKECMDGOALS),help)
 TAKEN := PYTHON $(foreach goal,$(GOALS),$(patsubst $(goal):%,%,$(filter $(goal):%,$(TAKES))))
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 ifneq ($(filter-out $(TAKEN),$(GIVEN)),)
-$(error make $(GOALS): got $(filter-out $(TAKEN),$(GIVEN)); allowed: $(TAKEN))
+$(error make $(GOALS): got $(filter-out $(TAKEN),$(GIVEN)); allowed: $(strip $(TAKEN)))
 endif
 
 # Recipes see no path but through the environment: the shell splits and unquotes what stands in their text.

@@ -13,7 +13,9 @@ import typer
 from tasks.process.failure import exit_with_one_line
 
 _PARAMS = Path("params.yaml")
-_Preset = Annotated[str, typer.Option(metavar="NAME", help="First make presets/NAME.yaml the active comparison.")]
+_Preset = Annotated[
+    str | None, typer.Option(metavar="NAME", help="First make presets/NAME.yaml the active comparison.")
+]
 _Changes = Annotated[
     list[str], typer.Option("-S", "--set", metavar="KEY=VALUE", help="First set this in params.yaml; may be repeated.")
 ]
@@ -27,7 +29,7 @@ app = typer.Typer(
 
 @app.command()
 def run(
-    preset: _Preset = "",
+    preset: _Preset = None,
     changes: _Changes = [],  # noqa: B006 typer copies it
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and why; change nothing.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show what DVC says of its own work, too.")] = False,
@@ -54,7 +56,7 @@ def params(changes: _Changes = []) -> None:  # noqa: B006
     from tasks.params import load_params
     from tasks.params.strict_yaml import is_json
 
-    with _change_params("", changes):
+    with _change_params(None, changes):
         load_params(_PARAMS)
         spoils = ", but JSON, which `dvc exp run -S` spoils" * is_json(_PARAMS.read_text())
     typer.echo(f"{_PARAMS} is valid{spoils}")
@@ -106,13 +108,13 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _change_params(preset: str, changes: list[str], *, is_kept: bool = True) -> Iterator[None]:
+def _change_params(preset: str | None, changes: list[str], *, is_kept: bool = True) -> Iterator[None]:
     """Make the changes and say them; undo them at the end without `is_kept`, and where one does not fit.
 
     While inside no comparison begins in this folder. Raises ConfigurationError, and ResourceError while one runs: it
     would fail for a file that is edited under it.
     """
-    if not (preset or changes):
+    if preset is None and not changes:
         yield
         return
     from tasks.params.editing import change_params, use_preset
@@ -124,7 +126,7 @@ def _change_params(preset: str, changes: list[str], *, is_kept: bool = True) -> 
         if _PARAMS.is_file():
             shutil.copy(_PARAMS, before)
         try:
-            said = [use_preset(preset, saves=is_kept)] if preset else []
+            said = [] if preset is None else [use_preset(preset, saves=is_kept)]
             said += [f"{_PARAMS}: {change}" for change in (change_params(_PARAMS, changes) if changes else [])]
             typer.echo("\n".join(said), err=True)
             yield

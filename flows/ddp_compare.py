@@ -111,7 +111,7 @@ def dvc_stage(stage: str, place: str, environment: Mapping[str, str]) -> State[A
     is_same = read_lock() == lock_before
     same = ", with the same result as before" * is_same
     logger.info("%s %s: done in %.1f s%s", place, stage, seconds, same)
-    return Completed(name="Unchanged" if is_same else "Completed", message=f"ran, because of {why}{same}")
+    return Completed(name="Unchanged" if is_same else "Completed", message=f"ran: {why}{same}")
 
 
 dvc_training = dvc_stage.with_options(timeout_seconds=30 * _DAY)

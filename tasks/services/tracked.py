@@ -45,7 +45,7 @@ Figures = dict[str | None, dict[str, float]]
 
 _RATES = ("tokens_per_second", "samples_per_second")
 HEADLINE = ("final/speedup", "final/tokens_per_second")
-"""Of the fastest proven cell, else of the one with most tokens per second, these stand beside the comparison too."""
+"""Of the cell that the verdict is about, the baseline where no speedup is given, these stand beside the comparison."""
 Tags = dict[str | None, dict[str, str]]
 """The tags of each cell's run and, under None, of the comparison's."""
 
@@ -200,8 +200,9 @@ def collect_final_figures(results: Mapping[str, Any]) -> Figures:
             if model.get(key) is not None:
                 name = f"final/{'base_' if is_base else ''}heldout_{key}"
                 figures.setdefault(None if is_base else model["model"], {})[name] = float(model[key])
-    others = [figures[cell["cell"]] for cell in results["cells"][1:]]
-    best = max(others, key=lambda item: [item.get(name, 0.0) for name in HEADLINE], default={})
+    answers = [cell for cell in results["cells"][1:] if cell["standing"]["state"] in ("proven", "unproven")]
+    told = [figures[cell["cell"]] for cell in answers or results["cells"][:1]]
+    best = max(told, key=lambda item: [item.get(name, 0.0) for name in HEADLINE])
     figures[None] |= {name: best[name] for name in HEADLINE if name in best}
     return figures
 

@@ -51,8 +51,13 @@ def test_a_dry_run_says_what_would_run_and_leaves_params_as_they_were(here, monk
 
 def test_a_preset_with_a_change_that_does_not_fit_leaves_params_as_they_were(here):
     before = (here / "params.yaml").read_bytes()
-    refused = CliRunner().invoke(app, ["run", "--preset", "imdb", "-S", "train.epoch=3"])
-    assert "did you mean epochs?" in str(refused.exception)
+    for typed, why in (
+        (["run", "--preset", "imdb", "-S", "train.epoch=3"], "did you mean epochs?"),
+        # `make use` without one, and `make compare PRESET=`.
+        (["use", ""], "PRESET: got ''; allowed: "),
+        (["run", "--preset", ""], "PRESET: got ''; allowed: "),
+    ):
+        assert why in str(CliRunner().invoke(app, typed).exception)
     assert (here / "params.yaml").read_bytes() == before
 
 

@@ -51,7 +51,9 @@ def test_the_figures_of_each_cell_are_those_worked_out_by_hand(clean_results):
     assert (one.speed, two.speed, two.speedup) == (None,) * 3
 
 
-def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_its_own(measured_results):
+def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_its_own(
+    measured_results, withheld_measured_results
+):
     given = measurement()
     assert [cell.speed for cell in measured_results.cells] == list(given.speeds.values())
     assert [cell.speedup for cell in measured_results.cells] == [None, given.speedups["2proc"]]
@@ -65,6 +67,9 @@ def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_i
     assert {name: found["2proc"][f"final/{name}"] for name in expected} == pytest.approx(expected)
     for name in ("speedup", "tokens_per_second"):
         assert found[None][f"final/{name}"] == metrics[name] == found["2proc"][f"final/{name}"]
+    withheld = data_files.collect_metrics(withheld_measured_results)
+    found = collect_final_figures(withheld_measured_results.model_dump(mode="json"))
+    assert found[None]["final/tokens_per_second"] == withheld["tokens_per_second"] != expected["tokens_per_second"]
     (blocks,) = [one.readings for one in measured_results.hardware if one.cell == "2proc"]
     assert [one.host_gib for one in blocks] == [[0.5, 0.6]] * 24
 
