@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import tomllib
@@ -129,9 +128,7 @@ def test_the_image_is_set_up_by_make_and_runs_a_command_of_ours(torch, last, odd
     (program,), (default,) = json.loads(image["ENTRYPOINT"]), json.loads(image["CMD"])
     assert program in tomllib.loads((project / "pyproject.toml").read_text())["project"]["scripts"]
     page = (project / "docs" / "notebook.md").read_text()
-    (typed,) = re.findall(r"^ {4}docker run .* ddp-compare (.*)$", page, flags=re.MULTILINE)
-    for words in ([default], typed.split()):
-        assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
+    assert CliRunner().invoke(app, [default, "--help"]).exit_code == 0
     assert f"docker cp first:{image['WORKDIR']}/reports" in page
 
 

@@ -1,18 +1,25 @@
 """README, CONTRIBUTING and docs/: short enough to read, and whatever they point at is there."""
 
+import itertools
 import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import get_args
 
+from dvc.cli import parse_args
 from markdown_it import MarkdownIt
 from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
 
-from flows.command import app
 from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS
 from tasks.params import Params
 from tasks.params.section import describe_first_complaint
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ConfigurationError, ExitCode
 from tasks.rehearsal.cards import parse_gpu
+from tests.extras import skip_without
 
 MOST_WORDS = {"README.md": 1200, "docs/*.md": 1000}
 LONGER = {"decisions.md": 6000, "faults.md": 2500, "museum.md": 1900, "performance.md": 2400}
@@ -25,16 +32,22 @@ _TESTS_NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)")
 _FOLDERS_NAMED = re.compile(rf"(?<![\w/.-])((?:{_TOPS})/(?:[\w-]+/)*)(?![\w<*{{-])")
 _MODULES_NAMED = re.compile(r"python -m ((?:flows|tasks|training|tests|benchmarks)(?:\.\w+)*)")
 _TARGETS_NAMED = re.compile(r"(?:`|^ {4})make ([a-z][a-z-]*)", flags=re.MULTILINE)
-_COMMANDS_NAMED = re.compile(r"^ {4}ddp-compare ([a-z-]+)", flags=re.MULTILINE)
 _PRESETS_NAMED = re.compile(r"PRESET=(?!name\b)([\w.-]*\w)", flags=re.IGNORECASE)
 _CARDS_NAMED = re.compile(r'GPU="([^"]+)"')
-_COMMANDS = {one.callback.__name__ for one in app.registered_commands if one.callback}
 _KEYS_NAMED = re.compile(
     r"`((?:model|dataset|train|measure|verify|quality|cost|ray|search|tracking|upload)"
     r"\.(?!(?:json|html|md|safetensors)`)[a-z_.]+)[`:]"
 )
 WHAT_WENT = ("changelog.md",)
 """Pages that say what went."""
+_KINDS = {
+    "params": rf"(?:{'|'.join(Params.model_fields)}):",
+    "python": r"(?:from|import) \w",
+    "bash": r"(?:make|ddp-compare|prefect|dvc|docker|export|mlflow|patch|\.venv/bin/python) ",
+}
+"""What a snippet is that does not say so itself, by how it begins."""
+_TYPED = re.compile(r"(?:^|[\s/])(ddp-compare|dvc|mlflow|ray) ([a-z](?:'[^']*'|\\\n|[^'&|;>#\n])*)", flags=re.MULTILINE)
+"""Commands whose options are read by a test."""
 
 
 def _pages(project):
@@ -103,7 +116,6 @@ def _find_gone(page, project):
         *(name for name in _FOLDERS_NAMED.findall(text) if not (project / name).is_dir()),
         *(at for at in modules if not any((project / f"{at}{end}").is_file() for end in (".py", "/__main__.py"))),
         *(f"make {name}" for name in _TARGETS_NAMED.findall(text) if name not in targets),
-        *(f"ddp-compare {name}" for name in _COMMANDS_NAMED.findall(text) if name not in _COMMANDS),
         *(name for name in _PRESETS_NAMED.findall(text) if not (project / "presets" / f"{name}.yaml").is_file()),
         *(card for card in _CARDS_NAMED.findall(text) if not _is_card(card)),
         *(key for key in _KEYS_NAMED.findall(text) if not _is_key(key)),
@@ -123,14 +135,70 @@ def _lay_over(given, changes):
     return {**given, **changes, **{key: {**given.get(key, {}), **changes[key]} for key in both}}
 
 
+def find_snippets(project):
+    """Return kind -> [(page, text)] of what the pages show to be typed or written into a file."""
+    found = {}
+    for page in _pages(project):
+        for token in _tokens(page.read_text()):
+            if token.type in ("code_block", "fence"):
+                begins = (kind for kind, start in _KINDS.items() if re.match(start, token.content))
+                found.setdefault(token.info or next(begins, ""), []).append((page.name, token.content))
+    return found
+
+
+def test_every_snippet_is_of_a_kind_that_is_read_here(project):
+    kinds = find_snippets(project)
+    assert set(kinds) == {*_KINDS, "yaml", "mermaid", ""}
+    # A tree of files, and a unit of systemd; then a Ray cluster.
+    assert [name for name, _ in kinds[""] + kinds["yaml"]] == ["files.md", "team.md", "clusters.md"]
+    for _, text in kinds["bash"]:
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    for _, text in kinds["python"]:
+        exec("\n".join(re.findall(r"^(?:from|import) .+", text, flags=re.MULTILINE)), {})
+
+
+def test_every_option_that_a_snippet_types_is_one_of_the_command(project):
+    skip_without("ray")
+    typed = {}
+    for _, text in itertools.chain(*find_snippets(project).values()):
+        for tool, rest in _TYPED.findall(text):
+            name, *words = shlex.split(rest)
+            if tool == "dvc":
+                parse_args([name, *words])
+            else:
+                typed.setdefault((tool, name), []).extend(words)
+    assert {"ray start", "ray get-auth-token", "mlflow server", "ddp-compare run"} <= set(map(" ".join, typed))
+    for (tool, name), words in typed.items():
+        _require_options(tool, name, *words)
+
+
+def _require_options(tool, *words):
+    # Options are read before the help is shown.
+    subprocess.run([Path(sys.executable).with_name(tool), *words, "--help"], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_cluster_for_kubernetes_is_what_its_page_says(project):
+    skip_without("ray")
+    page = (project / "docs" / "clusters.md").read_text()
+    ((_, text),) = find_snippets(project)["yaml"]
+    cluster = YAML(typ="safe").load(text)
+    assert f"\nray=={cluster['spec']['rayVersion']} " in (project / "requirements-extras.lock").read_text()
+    assert cluster["spec"]["authOptions"] == {"mode": "token"}
+    assert f"ray.io/cluster={cluster['metadata']['name']}," in page
+    options = []
+    for group in (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]):
+        (machine,) = group["template"]["spec"]["containers"]
+        ports = {machine[probe]["tcpSocket"]["port"] for probe in ("livenessProbe", "readinessProbe")}
+        assert ports == {int(group["rayStartParams"]["node-manager-port"])}
+        # KubeRay makes a flag of what is true.
+        options += (f"--{name}" + f"={value}" * (value != "true") for name, value in group["rayStartParams"].items())
+        # As where it is exported.
+        assert [page.count(f"{one['name']}={one['value']}") for one in machine["env"]] == [3]
+    _require_options("ray", "start", *options)
+
+
 def test_every_piece_of_params_that_a_page_shows_is_read_and_fits_a_preset(project, tmp_path):
-    begins = re.compile(rf"(?:{'|'.join(Params.model_fields)}):")
-    snippets = [
-        (page.name, token.content)
-        for page in _pages(project)
-        for token in _tokens(page.read_text())
-        if page.name not in WHAT_WENT and token.type in ("code_block", "fence") and begins.match(token.content)
-    ]
+    snippets = find_snippets(project)["params"]
     assert len(snippets) > 10
     presets = [read_strict_yaml(file) for file in sorted((project / "presets").glob("*.yaml"))]
     for name, text in snippets:

@@ -125,7 +125,7 @@ def test_a_data_set_with_a_payload_is_refused_or_text_and_not_run(name, kind, ca
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("kind", ["pickled weights", "distributed checkpoint", "code", "tokenizer code", "both"])
+@pytest.mark.parametrize("kind", ["pickled weights", "code", "tokenizer code", "both"])
 def test_a_model_folder_with_a_payload_is_refused_or_loaded_without_it(kind, canary):
     model = make_tiny_model(Path("model"))
     (model / "manifest.json").unlink()
@@ -135,7 +135,7 @@ def test_a_model_folder_with_a_payload_is_refused_or_loaded_without_it(kind, can
         (model / name).write_bytes(pickled)
     for name in ("own.py", "modeling_own.py", "tokenization_own.py", "__init__.py", "setup.py"):
         (model / name).write_text(code)
-    if kind in ("pickled weights", "distributed checkpoint"):
+    if kind == "pickled weights":
         (model / "model.safetensors").unlink()
     config = json.loads((model / "config.json").read_text())
     if kind in ("code", "both"):

@@ -5,6 +5,8 @@ import logging
 import random
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +23,7 @@ from tasks.download import download_model, download_rows
 from tasks.params.local_files import check_paths
 from tasks.params.sources import ModelParams
 from tasks.process.failure import ConfigurationError, DataError
+from tests.architecture.test_pages import find_snippets
 from tests.tasks.local_rows import RAW, TEXTS, ask, download, jsonl, write_columns
 from training.process.files import digest_file, digest_json
 
@@ -256,6 +259,21 @@ def test_a_local_model_arrives_without_pickles_and_code_and_with_facts(model):
     assert (manifest["model_type"], manifest["num_parameters"]) == ("qwen2", 1_001_600)
     # The user's own files are not tied to outputs that DVC makes read-only.
     assert {file.stat().st_nlink for file in model.iterdir()} == {1}
+
+
+@pytest.mark.slow
+def test_a_model_that_is_a_pickle_is_taken_once_it_is_written_anew_as_the_page_says(model, project):
+    (typed,) = [text for _, text in find_snippets(project)["bash"] if ".save_pretrained" in text]
+    weights = load_file(model / "model.safetensors")
+    torch.save(weights, model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    Path(".venv").symlink_to(sys.prefix)
+    subprocess.run(["bash", "-c", typed.replace("opt-125m-safe", "new").replace("opt-125m", "model")], check=True)
+    model.rename("pickled")
+    Path("new").rename(model)
+    _download_model()
+    found = load_file(BASE_MODEL / "model.safetensors")
+    assert all(torch.equal(found[name], weights[name]) for name in {*found, *weights})
 
 
 @pytest.mark.slow
