@@ -174,7 +174,8 @@ RECORDS = {
         "timed: baseline in a DDP wrapper": _blocks("1proc", num_exchanges=[2]),
     },
     "Baseline is not slowed": {
-        "timed: loss computed twice in the baseline": _blocks("1proc in a DDP wrapper", seconds=0.1)
+        "timed: loss computed twice in the baseline": _blocks("1proc in a DDP wrapper", seconds=0.1),
+        "timed: a wait in the baseline": _blocks("1proc", cores_used=[0.9]),
     },
     "Training bears out the blocks": {
         "timed: turns left out": _leave_out_turns,

@@ -18,12 +18,29 @@ def make_tuned(times):
     return {"beside": [make_arm("1proc", times).model_copy(update=tuned)]}
 
 
+def make_copies(times):
+    """Return ranks without an exchange that are so many times as fast as as many copies of one process."""
+    silent = {"arm": "2proc, no communication", "kind": "silent"}
+    copies = {"arm": "2proc, independent copies", "kind": "independent"}
+    arms = [(silent, 1.0), (copies, times)]
+    return [arm_blocks(silent["arm"], turn=None, seconds=0.06 * each).model_copy(update=kind) for kind, each in arms]
+
+
+def make_plain(cores, **more):
+    return arm_blocks("1proc", turn=None, cores_used=[cores], **more)
+
+
 @pytest.mark.parametrize(
     ("changed", "beside", "code", "known"),
     [
         ([], make_tuned(1.05), "passed", {"arms": 3}),
         ([make_arm(WRAPPED, 1.1)], {}, "slowed", {"arm": WRAPPED, "gain": 1.1}),
         ([make_arm(ALONE, 1.2, 0.5)], {}, "slowed", {"arm": ALONE, "gain": 1.2}),
+        # What one process does and several ranks do not is slow in all that is timed in one process.
+        ([make_copies(1.2)[0]], {"beside": make_copies(1.2)[1:]}, "slowed", {"arm": "2proc, no communication"}),
+        ([make_copies(1.04)[0]], {"beside": make_copies(1.04)[1:]}, "passed", {"arms": 3}),
+        ([make_plain(0.91)], {}, "waited", {"computed": 0.92}),
+        *(([arm], {}, "passed", {}) for arm in (make_plain(0.97), make_plain(0.5, others_share=0.4))),
         ([], make_tuned(1.3), "not_at_its_best", {"outcome": "not checked"}),
         ([], {"blocks": [arm_blocks("1proc"), arm_blocks("2proc")]}, "nothing_beside", {"outcome": "not checked"}),
     ],

@@ -72,7 +72,7 @@ def _make_block(found, arm, turn):
         # The last turns were the loud ones.
         others_share=0.01 if turn <= arm.num_quiet_turns else 0.2,
         started_at=1.7e9 + 3 * turn,
-        cores_used=[0.9 + 0.01 * (turn % 5)] * arm.world_size,
+        cores_used=[0.98 + 0.01 * (turn % 5)] * arm.world_size,
         host_gib=[0.5 + 0.1 * rank for rank in range(arm.world_size)],
     )  # fmt: skip
 
