@@ -73,8 +73,10 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[Reason]:
     if reference is None or not settings:
         nothing = "{where}: nothing was recorded of what they ran with, or of what the training did"
         timed.append(explain("no_record", nothing, where=where))
-    # Weak scaling asks for another batch.
-    expected = _flatten_setting(reference) | {"train.global_batch_size": measurement.speeds[cell].global_batch_size}
+    batch, cells = outputs.params.train.global_batch_size, outputs.params.cells
+    if outputs.params.measure.scaling == "weak":
+        batch = batch * cells[cell].world_size // cells[first].world_size
+    expected = _flatten_setting(reference) | {"train.global_batch_size": batch}
     for setting in settings if reference else ():
         timed += _compare_launches(setting, where, (expected, "the training"), (own, "the training"))
         for its in measurement.settings.get(first, []):

@@ -97,13 +97,15 @@ def test_a_measurement_of_something_else_than_was_trained_fails(changes, code, p
     assert [[one.code for one in find(cell)] for cell in params["cells"]] == [[code], [code]]
 
 
-def test_a_larger_batch_is_what_weak_scaling_asks_for_and_nothing_else_may_differ(right, tmp_path, find):
-    larger = {"global_batch_size": 8}
-    weak = right | {"train": right["train"] | larger}
-    write_blocks(tmp_path, of_2proc=larger, settings={"1proc": [right], "2proc": [weak]})
-    assert find() == []
+def test_a_larger_batch_is_what_weak_scaling_asks_for_and_no_other(right, params, tmp_path):
+    larger, weak = {"global_batch_size": 8}, params | {"measure": {"scaling": "weak"}}
+    timed = right | {"train": right["train"] | larger}
+    write_blocks(tmp_path, of_2proc=larger, settings={"1proc": [right], "2proc": [timed]})
+    assert _find(tmp_path, weak) == []
+    # Called strong all the same.
+    assert _has(_find(tmp_path, params), name="train.global_batch_size", found=8, expected=4)
     write_blocks(tmp_path, of_2proc=larger, settings={"1proc": [right], "2proc": [right]})
-    assert _has(find(), name="train.global_batch_size", found=4, expected=8)
+    assert _has(_find(tmp_path, weak), name="train.global_batch_size", found=4, expected=8)
 
 
 @pytest.mark.parametrize(
