@@ -104,9 +104,8 @@ def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: CellSp
             )
         )  # fmt: skip
     ratio = float(its.mean() / mine.mean())
-    floor = measurement.noise.ratio.relative_half_width if measurement.noise is not None else 0.0
     of_training = math.hypot(*map(_compute_relative_half_width, (mine, its)))
-    allowed = (1 + _DRIFT) * math.exp(math.hypot(of_training, max(floor, speedup.relative_half_width)))
+    allowed = (1 + _DRIFT) * math.exp(math.hypot(of_training, speedup.relative_half_width))
     run, its_run = outputs.runs[cell].facts, outputs.baseline.facts
     is_larger = arm.global_batch_size > run.global_batch_size
     # A larger step computes more between two exchanges: it scales no worse than what was trained, at best as its ranks.
