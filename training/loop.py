@@ -324,6 +324,9 @@ def _finish(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord, e
     _note_peak_memory(ranks, record)
     _require_same_state(end, f"{record.segment.range} epoch {record.segment.epoch}")
     record.file_away(ranks, everything=True)
+    # Once more: what the steps changed stays unseen where it is noted before them alone.
+    setting, known = gather_setting(launch.config, ranks, strategy.module), record.counters.settings
+    known += [setting] * (setting not in known)
     devices = ranks.gather_values(collect_device_facts(ranks.device))
     earlier_seconds = record.counters.checkpoint_seconds
 

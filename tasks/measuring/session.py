@@ -102,6 +102,9 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
             cell: [[RankDevice(**item) for item in launch] for launch in group.devices]
             for cell, group in workers.items()
         }
+        if holds_all:
+            # Once more, after the blocks: what a step changes stays unseen where it is asked before them alone.
+            bench.build(comparison.trained)
         settings = {
             cell.name: workers[cell.name].list_settings(make_trained_arm(cell).variant) for cell in comparison.cells
         }

@@ -151,6 +151,8 @@ class BlockRunner:
         self._made: dict[tuple[str, int], BuiltVariant] = {}
         """(Variant, segment) -> it on the rows of this segment; the model is the same."""
         self._shared = SharedState()
+        self._threads: int | None = None
+        """As they were set last."""
         self._computing: dict[str, float] = {}
         """Variant -> seconds of its step without the wait for data, in its last block."""
 
@@ -296,7 +298,11 @@ class BlockRunner:
             made = self._made[key, 0]
             source, plan = open_segment(made.workload, made.config, made.config.segments[segment])
             self._made[key, segment] = dataclasses.replace(made, source=source, plan=plan)
-        torch.set_num_threads(self._made[key, segment].config.threads_per_rank)
+        # Once: what a step makes of it is to be seen in what the ranks then say that they ran with.
+        threads = self._made[key, segment].config.threads_per_rank
+        if threads != self._threads:
+            torch.set_num_threads(threads)
+            self._threads = threads
         return self._made[key, segment]
 
 

@@ -9,6 +9,7 @@ from training.data.plan import plan_segment
 from training.probing.timed_blocks import Block, BlockRunner
 from training.probing.variants import Variant
 from training.record.ledger_file import digest_rows
+from training.step.replica import Replica
 
 STEPS = [2, 3, 3]
 VARIANTS = [
@@ -97,6 +98,17 @@ def test_whatever_is_asked_of_a_variant_has_its_threads(runner):
         for variant, number in ((threaded, 2), (Variant(), 1), (threaded, 2), (Variant(), 1)):
             runner.facts(variant)
             assert torch.get_num_threads() == number
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_that_a_step_takes_for_itself_are_in_what_its_ranks_ran_with(runner, monkeypatch):
+    runner.facts(Variant())
+    step, before = Replica.optimizer_step, torch.get_num_threads()
+    try:
+        monkeypatch.setattr(Replica, "optimizer_step", lambda *given: (torch.set_num_threads(2), step(*given))[1])
+        runner.run(Block(variant=Variant(), steps=STEPS, data="device"))
+        assert runner.facts(Variant())["setting"]["kernels"]["threads"] == 2
     finally:
         torch.set_num_threads(before)
 

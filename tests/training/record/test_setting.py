@@ -32,6 +32,16 @@ def test_a_segment_says_what_its_ranks_ran_with(toy, train_here, monkeypatch):
     assert setting["priority"]["niceness"] == os.getpriority(os.PRIO_PROCESS, 0)
 
 
+def test_what_steps_change_of_it_is_noted_at_the_segments_end(toy, train_here, monkeypatch):
+    step, config = Replica.optimizer_step, toy.tell()
+    monkeypatch.setattr(Replica, "optimizer_step", lambda *given: (torch.set_num_threads(2), step(*given))[1])
+    try:
+        train_here(config)
+    finally:
+        torch.set_num_threads(1)
+    assert [setting["kernels"]["threads"] for setting in facts_of(config)["settings"]] == [1, 2]
+
+
 def test_rows_written_to_while_they_are_trained_on_make_no_segment(toy, train_here, monkeypatch):
     rows, step = make_slice(toy.folder / "0-45", num_rows=45), Replica.optimizer_step
 
