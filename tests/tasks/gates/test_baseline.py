@@ -26,6 +26,13 @@ def make_copies(times):
     return [arm_blocks(silent["arm"], turn=None, seconds=0.06 * each).model_copy(update=kind) for kind, each in arms]
 
 
+def make_noisy(name):
+    arm = arm_blocks(name)
+    times = {"update": {"seconds": 0.07}}, {"update": {"seconds": 0.4}}
+    arm.blocks[:] = [one.model_copy(**times[one.turn % 2]) for one in arm.blocks]
+    return arm
+
+
 def make_plain(cores, **more):
     return arm_blocks("1proc", turn=None, cores_used=[cores], **more)
 
@@ -43,6 +50,8 @@ def make_plain(cores, **more):
         *(([arm], {}, "passed", {}) for arm in (make_plain(0.97), make_plain(0.5, others_share=0.4))),
         ([], make_tuned(1.3), "not_at_its_best", {"outcome": "not checked"}),
         ([], {"blocks": [arm_blocks("1proc"), arm_blocks("2proc")]}, "nothing_beside", {"outcome": "not checked"}),
+        # All of it varied so much that nothing follows.
+        ([make_noisy(WRAPPED), make_noisy(ALONE)], {}, "nothing_beside", {"outcome": "not checked"}),
     ],
 )
 def test_the_baseline_is_as_fast_as_whatever_was_timed_beside_it(tmp_path, expect, changed, beside, code, known):
