@@ -9,6 +9,10 @@ from ddp_audit.process.wording import Reason, explain
 from tasks.records.outputs import Outputs
 from training.record.segment_facts import RankDevice
 
+_MOST_CORES = 1.1
+"""Cores that a rank may use for each of its threads where it neither exchanges nor loads: who uses more has threads
+that nobody gave it, or a slow clock. Right ones used 0.93 to 1.01."""
+
 
 def check_own_device(outputs: Outputs, cell: str) -> Finding:
     """Check that no rank of the cell shares a GPU or, on the CPU, a core with another: in training, and in blocks."""
@@ -39,6 +43,15 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
             problem = _find_shared_device(devices[first : first + ranks], first=first, threads=facts.threads_per_rank)
             if problem:
                 shared.setdefault(problem.sentence, problem.extend("{where}: {sentence}", where=where))
+    if facts.device == "cpu" and outputs.measurement is not None:
+        for arm in outputs.measurement.blocks:
+            used = [max(block.cores_used) for block in arm.blocks if block.cores_used]
+            is_computing = arm.cell == cell and arm.kind in ("silent", "independent", "alone") and used
+            if is_computing and (cores := sum(used) / len(used)) > _MOST_CORES * facts.threads_per_rank:
+                shared[arm.arm] = explain(
+                    "too_many_cores", "{arm}: a rank with {threads:plural thread} used the time of {cores:.2f} cores",
+                    arm=arm.arm, threads=facts.threads_per_rank, cores=cores,
+                )  # fmt: skip
     num_asked = sum(len(devices) == facts.world_size for devices in launches.values())
     seen = "; by what the ranks said of themselves {times_asked:plural time}, none shared one"
     return make_finding(

@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.gates.own_device import check_own_device
-from tests.tasks.reporting.blocks import write_blocks
+from tests.tasks.reporting.blocks import arm_blocks, write_blocks
 from tests.tasks.reporting.comparison import edit_json, edit_segment, write_comparison
 
 
@@ -40,3 +40,9 @@ def test_two_ranks_on_one_gpu_fail_though_there_are_two(tmp_path, expect, second
 def test_ranks_that_shared_a_core_while_they_were_timed_fail_as_well(tmp_path, expect):
     write_blocks(tmp_path, devices_of_starts={"2proc": [[cores(0), cores(1)], [cores(1), cores(1)]]})
     expect(check_own_device, "too_few_cores", where="2proc, timed blocks of launch 2")
+
+
+@pytest.mark.parametrize(("cores", "code"), [([1.0, 1.05], "passed"), ([1.0, 1.9], "too_many_cores")])
+def test_a_timed_rank_that_uses_more_cores_than_it_has_threads_fails(tmp_path, expect, cores, code):
+    write_blocks(tmp_path, arm_blocks("2proc, no communication", turn=None, cores_used=cores))
+    expect(check_own_device, code)
