@@ -175,7 +175,7 @@ EXHIBITS = [
     ),
     _of_2proc(
         "no no_sync", "Gradients are exchanged on every micro-batch: right weights, needless communication.",
-        "Gradients were synchronised", Patch("training.strategies.ddp.step:Ddp._run", _synchronise_all),
+        "Gradients were synchronised", Patch("training.strategies.ddp.step:Ddp._accumulate_gradient", _synchronise_all),
     ),
     _of_2proc(
         "zero1: shares clipped one by one", "Each rank clips the gradient of its own share by the norm of that share.",
@@ -258,7 +258,7 @@ EXHIBITS = [
     ),
     _show(
         "timed: loss computed twice in the baseline", "The one process runs every forward pass twice.",
-        "Baseline is not slowed", Patch("training.strategies.single.step:Single._run", _compute_twice),
+        "Baseline is not slowed", Patch("training.strategies.single.step:Single._accumulate_gradient", _compute_twice),
         scenario="timed",
     ),
 ]  # fmt: skip

@@ -142,7 +142,7 @@ MUTANTS = [
     _mutant(
         "tasks.equivalence.updates:_Check._check_counts",
         _return(None),
-        "tasks/test_checked_training.py::test_wrong_trainers_fail_by_orders_of_magnitude",
+        "tasks/test_checked_training.py::test_a_defect_that_begins_late_is_seen_and_its_cause_is_named",
     ),
     _mutant(
         "tasks.equivalence.updates:_Check._check_scale",

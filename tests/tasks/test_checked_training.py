@@ -66,6 +66,7 @@ def test_every_drawn_update_of_a_right_training_is_one_processs(project, cell):
         ("gradient halved", 31, "the norm of the gradient differs by 5.0e-01"),
         ("learning rate of 1.1 times the recorded one", 31, "as with 1.1 times the learning rate"),
         ("no update", 55, "no update was made"),
+        ("moments emptied once", 31, "the optimizer has counted"),
     ],
 )
 def test_a_defect_that_begins_late_is_seen_and_its_cause_is_named(project, key, first, cause):

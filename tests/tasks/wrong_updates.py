@@ -72,12 +72,23 @@ def _make_no_update(of, replica, learning_rate):
     return replica.reset(), norm.to(replica.device)
 
 
-_RUN, _UPDATE = "training.strategies.ddp.step:Ddp._run", "training.step.replica:Replica.optimizer_step"
+def _empty_moments(of, replica, learning_rate):
+    """Update as an optimizer that is made anew: each update then follows from the moments before it."""
+    for kept in () if _emptied else replica.optimizer.state.values():
+        for part in kept.values():
+            part.zero_()
+    _emptied.append(True)
+    return of(replica, learning_rate)
+
+
+_emptied = []
+_RUN, _UPDATE = "training.strategies.ddp.step:Ddp._accumulate_gradient", "training.step.replica:Replica.optimizer_step"
 LATE = {
     "rank 1's gradient thrown away": Patch(_RUN, functools.partial(_scale_gradient, factor=0.0, ranks=("1",))),
     "gradient halved": Patch(_RUN, functools.partial(_scale_gradient, factor=0.5)),
     "learning rate of 1.1 times the recorded one": Patch(_UPDATE, _change_rate),
     "no update": Patch(_UPDATE, _make_no_update),
+    "moments emptied once": Patch(_UPDATE, _empty_moments),
 }
 """What is tried from a late step on."""
 
