@@ -11,8 +11,8 @@ from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs
 
 MOST_OTHERS_SHARE = 0.05
-"""Share of the CPUs that others may use, in the mean of the turns that count: where measure.others_share lets in more,
-the speedup is that of a machine that somebody else used too."""
+"""Share of the CPUs that others may use, in the mean of a cell's turns that count: where measure.others_share lets in
+more, the speedup is that of a machine that somebody else used too."""
 
 
 def select_blocks(measurement: MeasurementFile, cell: str, *, phase: str | None = None) -> list[BlockWork]:
@@ -109,13 +109,14 @@ def check_quiet_turns(outputs: Outputs, cell: str) -> Finding | None:
         )  # fmt: skip
         return dataclasses.replace(result, remedy=remedy.sentence)
     finding = explain("passed", quiet + " (at most {most:small_percent} by others); " + seen, **numbers)
-    blocks = select_counted(measurement, outputs.params.baseline, beside=cell) + select_counted(measurement, cell)
+    pair = select_counted(measurement, outputs.params.baseline, beside=cell), select_counted(measurement, cell)
     # More than a figure of this machine alone bears.
-    if any(block.has_others_on_gpu for block in blocks):
+    if any(block.has_others_on_gpu for blocks in pair for block in blocks):
         loud = dataclasses.replace(finding, code="others_on_the_gpus")
         return make_unchecked_finding(loud.extend("{sentence}; in those that count others computed on the GPUs"))
-    known = [block.others_share for block in blocks if block.others_share is not None]
-    mean = sum(known) / len(known) if known else 0.0
+    # Of either cell: what is on one alone is in their ratio.
+    known = [[block.others_share for block in blocks if block.others_share is not None] for blocks in pair]
+    mean = max(sum(shares) / max(len(shares), 1) for shares in known)
     if mean > MOST_OTHERS_SHARE:
         loud = dataclasses.replace(finding, code="others_on_the_cpus")
         return make_unchecked_finding(

@@ -21,8 +21,8 @@ def test_without_a_speedup_there_were_too_few(tmp_path, expect):
 
 @pytest.mark.parametrize("cell", ["1proc", "2proc"])
 def test_loud_turns_that_params_yaml_lets_count_leave_the_speedup_unproven(tmp_path, expect, cell):
-    # The mean of both cells, the other's is 1 %.
-    for share, code, known in ((0.04, "passed", {}), (0.3, "others_on_the_cpus", {"share": 0.155})):
+    # Others beside one cell alone; beside the other they used 1 %.
+    for share, code, known in ((0.04, "passed", {}), (0.08, "others_on_the_cpus", {"share": 0.08})):
         write_blocks(tmp_path, arm_blocks(cell, turn=None, others_share=share), most_others_share=1.0)
         expect(check_quiet_turns, code, outcome="not checked", **known)
 
