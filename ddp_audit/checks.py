@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddp_audit.findings import CLASSES, HYGIENE, Question, make_unobservable
+from ddp_audit.findings import CLASSES, HYGIENE, WRONG, Question, make_unobservable
 from ddp_audit.findings.cells import global_batch, launches_alike, plausible_speed, same_step
 from ddp_audit.findings.gradients import clipping, exchange, gradient_scale, labels, loss_weights, own_gradient
 from ddp_audit.findings.hygiene import clock, data_wait, one_file, one_model, own_device, plain_baseline
@@ -92,12 +92,12 @@ _FOLLOWS: dict[str, Sequence[Question]] = {
     **dict.fromkeys((UNWRAPPED, "never_synchronised"), (exchange,)),
     NO_GRADIENT: (gradient_scale,),
     **dict.fromkeys(same_ids.says, (same_rows,)),
-    "same_rows": (shuffled,),
+    "same_rows": (shuffled, same_rows),
     OWN_SPLIT: (same_rows,),
 }
 """Code of a finding -> what would only be said again of the same cell by other names."""
-_GRADES = {UNSEEDED: HYGIENE}
-"""Codes that are less grave than what their question is about."""
+_GRADES = {UNSEEDED: HYGIENE, "other_mode": WRONG}
+"""Codes that are less grave, or graver, than what their question is about."""
 _NOTHING_TOLD = 1.1
 """How many times its lower end an interval's upper one is, at least, if it tells nothing where it holds 1."""
 _WORST = ("failed", "not checked", "passed")

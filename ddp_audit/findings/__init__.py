@@ -7,7 +7,7 @@ cannot; None where it makes no sense of the cell.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import isfinite, prod
 from operator import itemgetter
 from typing import Any
 
@@ -81,7 +81,9 @@ def list_rows(step: Fields) -> list[tuple[str, str]] | None:
     if ids := step.get("told", {}).get("ids"):
         return [(f"told#{item}", "") for item in ids]
     rows: list[tuple[str, str]] = []
-    for micro in list_micros(step):
+    micros = list_micros(step)
+    # Beside a loader's rows there are pictures that a generator has made.
+    for micro in [micro for micro in micros if micro.get("loader") is not None] or micros:
         ids, contents = micro.get("ids"), micro.get("rows") or []
         if ids is None and (not contents or len(set(contents)) < len(contents)):
             return None
@@ -172,6 +174,11 @@ def holds_whole_model(*of_cells: Ranks) -> bool:
     return not is_sharded and {micro.get("wrapper", "") for rank in ranks for _, micro in rank.micros()} <= _SPREAD
 
 
+def do_optimizers_take_turns(ranks: Ranks) -> bool:
+    """Return whether steps are those of several optimizers, as of two models against each other."""
+    return len({step.get("optimizer_number", 0) for rank in ranks for step in rank.steps}) > 1
+
+
 def shares_rows(ranks: Ranks) -> bool:
     """Return whether ranks compute each row together: tensors are sharded, and no wrapper spreads the rows."""
     first = ranks[0].steps[0]
@@ -230,6 +237,8 @@ def weigh(micro: Fields) -> tuple[float, float] | None:
     if micro.get("num_losses") != 1 or micro.get("is_weighted") or not loss or not of_model or not targets:
         return None
     weight = loss / of_model
+    if not isfinite(weight):
+        return None
     by_reduction = {"mean": (weight / targets, weight), "sum": (weight, weight * targets)}
     return by_reduction.get(micro.get("reduction", ""))
 

@@ -144,7 +144,10 @@ _OTHER_TARGETS, _FEWEST_SAMPLES = 0.25, 64
     "Same step as the baseline",
     "Does a step have the baseline's precision, optimizer, clipping and targets, and do the same tensors learn?",
     UNLIKE,
-    {"other_step": "The cells compute other steps: in {cell} {other}"},
+    {
+        "other_step": "The cells compute other steps: in {cell} {other}",
+        "other_mode": "Not every rank of {cell} trains in training mode all the time: {other}",
+    },
     "let nothing depend on the number of ranks but which rows a rank is fed, and how the model is wrapped",
 )
 def same_step(audit: Audit, cell: str) -> Finding | None:
@@ -153,6 +156,11 @@ def same_step(audit: Audit, cell: str) -> Finding | None:
     mine, base = _collect_facts(ranks), _collect_facts(base_ranks)
     unlike = [name for name in mine if mine[name] != base.get(name, mine[name])]
     other = [f"{name} {mine[name]}, {audit.baseline} {base[name]}" for name in unlike]
+    of_ranks = [_collect_facts([rank]).get("training mode") for rank in ranks]
+    if len(set(of_ranks)) > 1:
+        text = "model.training is {other}; a rank that has called model.eval() has to call model.train() again"
+        modes = [f"{mode} on rank {rank}" for rank, mode in enumerate(of_ranks)]
+        return fail(cell, "other_mode", text, other=modes)
     samples, of_base = count_samples(ranks), count_samples(base_ranks)
     grown = len(ranks) / len(base_ranks) if audit.request.is_weak else 1.0
     targets, of_its = _count_targets(ranks), _count_targets(base_ranks)

@@ -8,6 +8,7 @@ from statistics import median
 from ddp_audit.findings import (
     HYGIENE,
     WRONG,
+    do_optimizers_take_turns,
     each_common_step,
     fail,
     get_start,
@@ -88,7 +89,7 @@ def loss_weights(audit: Audit, cell: str) -> Finding | None:
         if len(known) < len(micros) or len(known) < 2:
             continue
         num_steps += 1
-        of_target, of_mean = map(_find_spread, zip(*known, strict=True))
+        of_target, of_mean = (max(item) / min(item) if min(item) > 0 else inf for item in zip(*known, strict=True))
         if of_target <= _ALIKE:
             continue
         if of_mean > 1 + _SAME:
@@ -119,10 +120,6 @@ def loss_weights(audit: Audit, cell: str) -> Finding | None:
     if is_rare:
         return make_unobservable(cell, "means_of_means_at_times", text, line=where, **numbers)
     return fail(cell, "means_of_means", text, line=where, **numbers)
-
-
-def _find_spread(weights: Sequence[float]) -> float:
-    return max(weights) / min(weights) if min(weights) > 0 else inf
 
 
 @question(
@@ -238,6 +235,8 @@ def _find_scale(ranks: list[RankRecord]) -> float | None:
     DDP takes the mean over the ranks; of any other exchange it is not known what it makes of a sum.
     """
     results = []
+    if do_optimizers_take_turns(ranks):
+        return None
     for micros in each_common_step(ranks):
         weights = [weight for weight in map(weigh, micros) if weight is not None]
         if len(weights) < len(micros):
@@ -245,7 +244,9 @@ def _find_scale(ranks: list[RankRecord]) -> float | None:
         if len(ranks) > 1 and any(micro.get("wrapper") != "DistributedDataParallel" for micro in micros):
             return None
         results.append(sum(of_mean for _, of_mean in weights) / len(ranks))
-    return median(filter(isfinite, results)) if any(map(isfinite, results)) else None
+    scale = median(results) if results else 0.0
+    # What a gradient scaler multiplies a loss by, it divides the gradient by again.
+    return scale if 0 < scale < _LARGE else None
 
 
 def _is_sum(ranks: list[RankRecord], scale: float) -> bool:
@@ -339,14 +340,20 @@ def _begin_alike(*of_cells: list[RankRecord]) -> bool:
 
 
 _NORMS_APART = 1e-3
+_LARGE = 2.0**14
+"""What scales the loss of 16 bits is as large; the length of some elements is no smaller part of the whole."""
 
 
 @question(
     "Clipped by one norm",
     "Is the gradient clipped by the same norm on every rank?",
     WRONG,
-    {"other_norm": "Each rank clips by a norm of its own: {on_ranks} in step {step} of {cell}"},
-    "clip after the exchange, by the norm of the whole gradient (FSDP: its own clip_grad_norm_, or DTensors)",
+    {
+        "scaled": "The gradient is clipped before the loss's scale is taken out of it, at {line}",
+        "other_norm": "Each rank clips by a norm of its own: {on_ranks} in step {step} of {cell}",
+    },
+    "clip after the exchange and after scaler.unscale_(optimizer), by the norm of the whole gradient (FSDP: its own "
+    "clip_grad_norm_, or DTensors)",
 )
 def clipping(audit: Audit, cell: str) -> Finding | None:
     """Compare the norms that the clipping of torch was told, or worked out, step by step."""
@@ -385,6 +392,13 @@ def clipping(audit: Audit, cell: str) -> Finding | None:
         )
         return succeed(cell, text, steps=len(known) * len(ranks), compared=0)
     first, *others = map(sampled_digests, ranks)
+    scaled = [step for step in ranks[0].steps if _was_clipped_scaled(step)]
+    if len(scaled) >= _FEWEST_KEPT:
+        text = (
+            "in {steps:plural step} looked at, first in step {step}, at {line}, the optimizer finds far less than that"
+        )
+        line = format_line(scaled[0]["clips"][0]["line"])
+        return fail(cell, "scaled", text, steps=len(scaled), step=scaled[0]["step"], line=line)
     differ = any(other[step] != first[step] for other in others for step in other if step in first)
     if problems and differ and holds_whole_model(ranks):
         return make_unobservable(cell, "models_differ", "every rank has a model of its own, and so a norm")
@@ -392,6 +406,13 @@ def clipping(audit: Audit, cell: str) -> Finding | None:
         "{cell}: the norm was the same on all ranks, {compared:plural time} in {steps_compared:plural step} looked at"
     )
     return make_finding(problems, text, cell=cell, compared=num_compared, steps_compared=num_steps)
+
+
+def _was_clipped_scaled(step: Fields) -> bool:
+    """Return whether what was clipped was divided later by what scales the loss of 16 bits."""
+    scale = max((weight[1] for micro in list_micros(step) if (weight := weigh(micro))), default=0.0)
+    most = max((min(clip["norm"], clip["limit"] or 0.0) for clip in step.get("clips", [])), default=0.0)
+    return scale >= _LARGE and 0 < scale * step.get("gradient", {}).get("l2", 0.0) <= _ALIKE * most
 
 
 def _is_summed(steps: Sequence[Fields]) -> bool:
@@ -435,7 +456,8 @@ def exchange(audit: Audit, cell: str) -> Finding | None:
     rounds = list_shares(audit.ranks(cell)[0], ("all_reduce", "allreduce", "allreduce_coalesced"))
     are = (
         not holds_whole_model(audit.ranks(cell)),
-        len({micro.get("module") for step in steps for micro in step["micros"]}) > 1,
+        len({micro.get("module") for step in steps for micro in step["micros"]}) > 1
+        or do_optimizers_take_turns(audit.ranks(cell)),
         _asks_again(steps),
         not counted and not rounds,
     )

@@ -46,9 +46,11 @@ _WHOLE = 0.4
         "never_synchronised": "The ranks train apart: no backward pass exchanges, the last one of an update is in "
         "no_sync(), too",
         "ranks_differ": "The ranks train apart: {differing} of {tensors} tensors differ from step {step} on",
+        "own_rates": "The ranks train apart: each has a learning rate of its own in step {step}, {rates}",
         SAME_WORK: "The ranks do the same work: nothing is exchanged{mode}, and their losses are equal, step by step",
     },
-    "call the wrapped model (ddp_model(batch), not the module inside), and give its parameters to the optimizer",
+    "call the wrapped model (ddp_model(batch), not the module inside), give its parameters to the optimizer, and step "
+    "optimizer and scheduler on every rank, by numbers that all of them have",
 )
 def same_parameters(audit: Audit, cell: str) -> Finding | None:
     """Compare digests of the parameters after the sampled steps."""
@@ -77,12 +79,13 @@ def same_parameters(audit: Audit, cell: str) -> Finding | None:
         )
         about = {"sampled_steps": len(steps), "steps": audit.first(cell).num_steps, "last": number}
         return _doubt_equal(audit, cell, steps) or succeed(cell, text + "{last:,}", **about, **numbers)
-    if len(wrong) < len(steps):
-        text = "the ranks differ after step {step} and not after every one, as where models are averaged at times"
+    if wrong != steps[-len(wrong) :]:
+        text = "the ranks differ after step {step} and not after every later one, as where models are averaged at times"
         return make_unobservable(cell, "averaged_at_times", text, **numbers)
     if shares and max(shares) > _WHOLE > min(shares):
         return make_unobservable(cell, "models_exchanged", "the ranks differ, and exchange whole models in some steps")
-    if most <= _FEW * max(len(of_ranks[0][step]) for step in steps):
+    rates = f"{step['lr']} on rank 0, {other['lr']} on rank 1" * (step["lr"] != other["lr"])
+    if not rates and most <= _FEW * max(len(of_ranks[0][step]) for step in steps):
         text = "{differing} of {tensors} tensors differ, as where ranks hold experts of their own"
         return make_unobservable(cell, "some_tensors_differ", text, **numbers)
     starts = [item for item in get_start(ranks) if item]
@@ -98,7 +101,8 @@ def same_parameters(audit: Audit, cell: str) -> Finding | None:
         code = "start_apart"
         remedy = "seed every rank alike, or broadcast the weights of rank 0; DDP does when it wraps a model"
     else:
-        code = "ranks_differ" if wrapper or are_exchanged or not where else UNWRAPPED
+        is_spread = wrapper or are_exchanged or not where
+        code = ("own_rates" if rates else "ranks_differ") if is_spread else UNWRAPPED
     text = (
         "from step {step} on {differing} of {tensors} tensors differ between the ranks{lengths}; {model} is called"
         + " at {line}" * bool(where)
@@ -107,7 +111,7 @@ def same_parameters(audit: Audit, cell: str) -> Finding | None:
     )
     numbers |= {
         "differing": differing[number], "at_start": at_start, "line": where, "wrapper": wrapper,
-        "lengths": _format_apart(step["weights"], other["weights"]), "mode": _format_mode(ranks[0]),
+        "rates": rates, "lengths": _format_apart(step["weights"], other["weights"]), "mode": _format_mode(ranks[0]),
         "model": micro.get("computed") or micro.get("model", "the model"), "collectives": _count_exchanges(ranks[0]),
     }  # fmt: skip
     figure = f"{cell} is {len(ranks)} trainings side by side, each of its own rows: there is no speedup of one training"

@@ -1,9 +1,10 @@
 """Which rows do ranks and cells learn from, in which order, and do they hold the same?"""
 
 import re
+from collections import Counter
 from dataclasses import replace
-from itertools import chain, pairwise
-from operator import itemgetter, lt
+from itertools import chain
+from operator import gt, itemgetter, lt
 from typing import Any
 
 from ddp_audit.findings import (
@@ -47,9 +48,11 @@ _OTHER_CONTENTS = "rows are other ones in every process: they are changed at ran
     {
         "same_rows": "The ranks train on the same rows: of {rows:,} that {cell} was fed {different_rows:,} differ",
         OWN_SPLIT: "Each rank splits the data anew: {share:percent} of its rows are rows of another rank, too",
+        "read_by_each_worker": "Each of the {workers} workers of a loader gives out all of its rows",
         "uneven_passes": "The ranks average gradients of different passes: one over the data has {steps} steps",
     },
-    "give the loader a DistributedSampler(dataset), and call its set_epoch(epoch) before every pass",
+    "give the loader a DistributedSampler(dataset), and call its set_epoch(epoch) before every pass; let a stream's "
+    "__iter__ give out a part for each rank, and for each torch.utils.data.get_worker_info().id in it",
 )
 def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
     """Compare the rows of the ranks in the first pass over the data, and their indices in the later ones."""
@@ -72,6 +75,8 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
         for key, steps in later.items()
     }
     results: list[Finding] = []
+    loaders = chain(*(rank.lines.get("loader", []) for rank in ranks))
+    workers = {line["num_workers"] for line in loaders if line["num_rows"] is None}
     for where, of_ranks in passes.items():
         rows_of_ranks = [_collect_rows(steps, by_content=is_split) for steps in of_ranks]
         if not all(rows_of_ranks) and results:
@@ -80,7 +85,7 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
             text = "which rows rank {rank} was fed is not known"
             return make_unobservable(cell, "rows_unknown", text, rank=rows_of_ranks.index([]))
         last = [steps[-1]["micros"][-1] for steps in of_ranks]
-        results.append(_judge_rows(cell, rows_of_ranks, last, where=where, device=audit.device))
+        results.append(_judge_rows(cell, rows_of_ranks, last, where=where, device=audit.device, workers=workers))
         if len(results) == 1 and results[0].outcome == "passed" and not any(map(itemgetter(0), rows_of_ranks[0])):
             every = [step for rank in audit.ranks(audit.baseline) for step in rank.steps]
             base = {content for _, content in _collect_rows(every, by_content=True)}
@@ -114,7 +119,12 @@ def _have_common(mine: set[str], base: set[str]) -> bool:
 
 def _collect_rows(steps: list[Fields], *, by_content: bool) -> list[tuple[str, str]]:
     """Return the rows of all steps, as list_rows does, or without an index; none where those of one are not known."""
-    results = [list_rows(step) for step in steps]
+    fed = {
+        step.get("optimizer_number", 0) for step in steps
+        if any(micro.get("loader") is not None for micro in step["micros"])
+    }  # fmt: skip
+    # Of two models against each other one may learn from no row of the data.
+    results = [list_rows(step) for step in steps if not fed or step.get("optimizer_number", 0) in fed]
     rows = [] if None in results else [row for rows in results for row in rows or []]
     if by_content:
         return [("", content) for _, content in rows] if all(content for _, content in rows) else []
@@ -122,7 +132,13 @@ def _collect_rows(steps: list[Fields], *, by_content: bool) -> list[tuple[str, s
 
 
 def _judge_rows(
-    cell: str, rows_of_ranks: list[list[tuple[str, str]]], last: list[Fields], *, where: str, device: str
+    cell: str,
+    rows_of_ranks: list[list[tuple[str, str]]],
+    last: list[Fields],
+    *,
+    where: str,
+    device: str,
+    workers: set[int],
 ) -> Finding:
     """Compare the rows of a pass; `last`: the last micro-batch of each rank."""
     # At the end of a pass rows are repeated, so that every rank has as many, or as many batches.
@@ -137,6 +153,9 @@ def _judge_rows(
         # Drawn with replacement, or repeated: then they are the same where one follows the other on both alike.
         shared = [float(rows == names[0]) for rows in names[1:]]
         if not any(shared):
+            if workers == {number for rows in names for number in Counter(rows).values()}:
+                text = "{workers} workers of a loader read the same stream: each of its rows comes as often on a rank"
+                return fail(cell, "read_by_each_worker", text, workers=max(workers))
             text = "rows come more than once on one rank itself: drawn with replacement, or repeated"
             return make_unobservable(cell, "rows_repeated", text)
     if max(shared) > most and any(
@@ -357,12 +376,7 @@ def _collect_pass(audit: Audit, cell: str, *, by_content: bool) -> list[tuple[st
     every: list[tuple[str, str]] = []
     for rank in audit.ranks(cell):
         steps, is_whole = list_first_pass(rank, audit.ranks(cell)[0])
-        is_fed = bool(rank.loaders)
-        fed = [
-            {**step, "micros": [micro for micro in step["micros"] if micro.get("loader") is not None or not is_fed]}
-            for step in steps
-        ]
-        rows = _collect_rows(fed, by_content=by_content)
+        rows = _collect_rows(steps, by_content=by_content)
         if not is_whole or not rows or len(set(rows)) < _MOSTLY * len(rows):
             return None
         every += rows
@@ -388,7 +402,11 @@ def shuffled(audit: Audit, cell: str) -> Finding | None:
     if not mine or not base:
         # Without an index there is no order to be known.
         return None
-    is_shuffled, of_base = (any(_is_shuffled(order[0]) for order in orders) for orders in (mine, base))
+    # Where a pass is filled up with its first rows indices go down now and then.
+    is_shuffled, of_base = (
+        any(sum(map(gt, order[0], order[0][1:])) > _MOST_DOWN * len(order[0]) for order in orders)
+        for orders in (mine, base)
+    )
     if of_base and not is_shuffled:
         text = "its first pass takes rows in the order of the data set, that of {baseline} does not"
         return fail(cell, "in_order", text, baseline=audit.baseline)
@@ -402,11 +420,6 @@ def shuffled(audit: Audit, cell: str) -> Finding | None:
         text = "its second pass takes the {rows:plural row} that were seen of it in the order of the first one"
         return fail(cell, "same_order", text, rows=len(known[0][0]))
     return succeed(cell, "its second pass over the data has another order than the first one")
-
-
-def _is_shuffled(order: list[int]) -> bool:
-    """Return whether indices go down more than now and then, as where a pass is filled up with its first rows."""
-    return sum(item > following for item, following in pairwise(order)) > _MOST_DOWN * len(order)
 
 
 def _list_orders(ranks: Ranks) -> list[list[list[int]]]:

@@ -204,7 +204,7 @@ class Computing:
     def _begin_forward(self, model: _Model, module: Any, arguments: Any, named: Any, is_training: bool) -> None:
         fed = [] if is_transformed() else list_tensors((arguments, named))
         first = put_rows_first([pair for pair in fed if pair[1].dim()])
-        given, ids = self._loaders.find([tensor for _, tensor in first], is_training=is_training)
+        given, ids, source = self._loaders.find([tensor for _, tensor in first], is_training=is_training)
         if not is_training:
             return
         steps, wrapper = self._steps, model.wrapper()
@@ -225,7 +225,7 @@ class Computing:
             inner = module if wrapper is None else getattr(wrapper, "module", module)
             micro.is_training = bool(getattr(inner, "training", True))
         if is_start:
-            micro.is_random = any(draws_at_random(item) for item in module.modules())
+            micro.is_random = source is not None or any(draws_at_random(item) for item in module.modules())
         if first:
             micro.num_samples, micro.shape = len(ids or first[0][1]), list(first[0][1].shape)
             if is_start:
@@ -240,7 +240,7 @@ class Computing:
             # Rows are compared in the first pass over them, and in the first steps with what they were in it.
             is_asked = ids is None or not all(item % _ONE_IN for item in ids)
             if is_read or given is None or (given.is_first_pass and is_asked):
-                self._describe(micro, first)
+                self._describe(micro, first, source)
         # Between the kernels of a step it costs 0.04 ms, which is what it may cost once a step.
         is_first = is_read and all(item.module != model.number for item in steps.micros)
         steps.add(micro, module)
@@ -252,7 +252,7 @@ class Computing:
     def _see_drawn(self, micro: Any, before: list[torch.Tensor], device: torch.device) -> None:
         micro.has_drawn = has_drawn_since(before, device)
 
-    def _describe(self, micro: Any, results: list[tuple[str, torch.Tensor]]) -> None:
+    def _describe(self, micro: Any, results: list[tuple[str, torch.Tensor]], source: torch.Tensor | None) -> None:
         first, is_sampled = results[0][1], self._steps.is_sampled
         if first.device.type != "cpu" and not is_sampled:
             # It would have to be waited for.
@@ -267,7 +267,7 @@ class Computing:
             mask, labels = (None if item is None else item.detach().cpu() for item in (mask, labels))
         if not is_on_host(first) or (mask is not None and not is_on_host(mask)):
             return
-        micro.rows = self._digest(micro.ids, first, mask)
+        micro.rows = self._digest(micro.ids, first, mask) if source is None else self._digest(micro.ids, source, None)
         room, tokens = _HEADS - self._heads, None
         # Numbers with a fraction are told from ids by operations of torch, which every step would pay for.
         if self._steps.is_read or not first.is_floating_point():

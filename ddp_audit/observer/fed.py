@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ddp_audit.observer import timeline
 from ddp_audit.observer.record import Guard, Record, is_main_thread
-from ddp_audit.observer.samples import is_on_host, list_tensors, read_rows
+from ddp_audit.observer.samples import is_on_host, list_tensors, put_rows_first, read_rows
 from ddp_audit.observer.torch_private import NEXT_INDEX, Pass, get_kept_pass
 
 _KEPT_BATCHES, _MOST_WAITING = 8, 256
@@ -131,9 +131,12 @@ class Loaders:
         for name in list(self._given_out):
             self._write_pass(name, is_over=True)
 
-    def find(self, tensors: list[torch.Tensor], *, is_training: bool) -> tuple[Given | None, list[int] | None]:
+    def find(
+        self, tensors: list[torch.Tensor], *, is_training: bool
+    ) -> tuple[Given | None, list[int] | None, torch.Tensor | None]:
         """Return the batch that a model's inputs came out of, and the ids of their rows; None for what is not known.
 
+        And its first tensor where the inputs were made of it, as by noise: its rows are what they were.
         The very tensor that was given out is it, else rows are known by what they hold; tensors on another device come
         in the order in which they were given.
         """
@@ -141,7 +144,7 @@ class Loaders:
             holding = [given for given in self.given for item in given.tensors if item() is tensor]
             # What is given out with every batch says nothing of one.
             if len(holding) == 1:
-                return self._use(holding[0], is_training), holding[0].ids
+                return self._use(holding[0], is_training), holding[0].ids, None
         for tensor in tensors:
             checksums = _sum_rows(tensor)
             for given in reversed(self.given) if checksums else ():
@@ -149,7 +152,7 @@ class Loaders:
                 if places is not None:
                     self._num_plain[given.loader] = -math.inf
                     ids = None if given.ids is None else [given.ids[at] for at in places]
-                    return self._use(given, is_training), ids
+                    return self._use(given, is_training), ids, None
         leading = {len(tensor) for tensor in tensors if tensor.dim()}
         waiting = [given for given in self.given if given.is_learned is None]
         if is_training:
@@ -158,8 +161,13 @@ class Loaders:
         for given in waiting:
             # An object, such as a graph, is fed in parts of its own.
             if given.num_rows in leading or not given.tensors:
-                return self._use(given, is_training), given.ids
-        return None, None
+                first = given.tensors[0]() if given.tensors else None
+                return (
+                    self._use(given, is_training),
+                    given.ids,
+                    None if first is None or not is_on_host(first) else first,
+                )
+        return None, None, None
 
     def _enter(self, name: str | None) -> timeline.Timeline:
         """Return the timeline that a wait for a loader counts in, which begins: one of its own beside the main thread.
@@ -188,7 +196,7 @@ class Loaders:
             taken = set(self._names.values())
             name = self._names[loader] = next(name for name in names if name not in taken)
             if name not in self._lengths:
-                self._record.write("loader", loader=name, num_rows=length)
+                self._record.write("loader", loader=name, num_rows=length, num_workers=loader.num_workers)
             self._lengths[name] = length
         size = self._lengths[name] and _read_length(loader)
         iterator.__dict__ |= {"_ddp_compare_loader": name, "_ddp_compare_size": size, "_ddp_compare_left": size}
@@ -220,7 +228,7 @@ class Loaders:
                 self._given_out.add(name)
         queue = held.get("_ddp_compare_ids")
         ids = queue.popleft() if queue else None
-        tensors = [tensor for _, tensor in list_tensors(batch) if tensor.dim()]
+        tensors = [tensor for _, tensor in put_rows_first(list_tensors(batch)) if tensor.dim()]
         # Texts become tensors later.
         num_rows = len(tensors[0]) if tensors else len(ids or ())
         is_known = ids is not None and (len(ids) == num_rows or _is_apart(batch, len(ids)))

@@ -67,7 +67,7 @@ class Steps:
         self._num_cleared = 0
         self._of_gradient: dict[str, Any] = {}
         self._start: dict[str, Any] | None = None
-        self._optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """Every one that made a step, in that order: two that take turns would be sampled at one's steps alone."""
         self._wrapper: Any = None
         self._backward_line: Line | None = None
@@ -161,7 +161,7 @@ class Steps:
         if self._depth > 1:
             return
         if self.is_read:
-            self._optimizers.setdefault(optimizer)
+            self._optimizers.setdefault(optimizer, len(self._optimizers))
         if not self.is_sampled:
             self._times.enter(timeline.OPTIMIZER)
             return
@@ -190,6 +190,7 @@ class Steps:
             "step": self.number + 1,
             "lr": [_read_number(group.get("lr")) for group in optimizer.param_groups][:16],
             "micros": self.micros,
+            "optimizer_number": self._optimizers.get(optimizer),
             "num_collectives": num_collectives,
         }
         if self.stated:

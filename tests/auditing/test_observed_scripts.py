@@ -207,7 +207,7 @@ _OTHERWISE = {
     "model = torch.nn.Linear(8, 1)\n": "model = torch.nn.Linear(8, 1)\nmodel.bias.requires_grad_(world_size == 1)\n",
     "    optimizer.step()\n": "    if world_size == 1:\n"
     "        torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)\n    optimizer.step()\n",
-    "wrapped = Dist": "model.train(rank == 0)\nwrapped = Dist",
+    "wrapped = Dist": "model.train(world_size == 1)\nwrapped = Dist",
 }
 _DROPPED = {
     "model = torch.nn.Linear(8, 1)\n": """class Dropping(torch.nn.Module):
@@ -236,7 +236,7 @@ _ONE_BY_ONE = {
         (
             _OTHERWISE,
             "other_step",
-            "training mode False, True, 1proc True; SGD's momentum 0, 1proc 0.9; torch's detect_anomaly False, 1proc "
+            "training mode False, 1proc True; SGD's momentum 0, 1proc 0.9; torch's detect_anomaly False, 1proc "
             "True; tensors with a gradient 1, 1proc 2; clipping none, 1proc 2",
         ),
         # `module` is a name like others.
