@@ -22,7 +22,7 @@ from tasks.reporting.history_file import add_history
 from tasks.reporting.provenance import Provenance, collect_provenance, draw_badge
 from tasks.reporting.results import Results, read_results, write_results
 from tasks.reporting.timeline import write_timelines
-from tasks.reporting.verdict import name_state, sort_by_merit
+from tasks.reporting.verdict import make_verdict, name_state, sort_by_merit
 from tasks.services.tracker import log_report
 
 _INPUTS = ("raw", "base_model", "slices", "measurements", "runs", "evaluation", "machine")
@@ -100,7 +100,7 @@ def _main() -> None:
             reports=reports, runs=arguments.runs, slices=arguments.slices, machine=arguments.machine,
         )  # fmt: skip
     # A flow says it at the end, with a table.
-    lines = [] if STARTER in os.environ else [results.label, results.verdict, str(reports / "index.html")]
+    lines = [] if STARTER in os.environ else [results.label, make_verdict(results), str(reports / "index.html")]
     sys.stdout.write("".join(f"{line}\n" for line in lines if line))
 
 

@@ -62,7 +62,7 @@ def describe_first_complaint(error: ValidationError, schema: type[BaseModel]) ->
         keys = ", ".join(_list_allowed_keys(schema, path))
         return f"{key}: got {_shorten_value(first['input'])}; allowed: a mapping with the keys {keys}"
     message = first["msg"].removeprefix("Input should be ").replace("a valid integer", "an integer")
-    said = message.replace("valid ", "")
+    said = message.replace("a valid boolean", "true or false").replace("valid ", "")
     return f"{key}: got {_shorten_value(first['input'])}; allowed: {said[:1].lower()}{said[1:]}"
 
 
