@@ -201,8 +201,8 @@ def collect_final_figures(results: Mapping[str, Any]) -> Figures:
                 name = f"final/{'base_' if is_base else ''}heldout_{key}"
                 figures.setdefault(None if is_base else model["model"], {})[name] = float(model[key])
     answers = [cell for cell in results["cells"][1:] if cell["standing"]["state"] in ("proven", "unproven")]
-    told = [figures[cell["cell"]] for cell in answers or results["cells"][:1]]
-    best = max(told, key=lambda item: [item.get(name, 0.0) for name in HEADLINE])
+    shown = [figures[cell["cell"]] for cell in answers or results["cells"][:1]]
+    best = max(shown, key=lambda item: [item.get(name, 0.0) for name in HEADLINE])
     figures[None] |= {name: best[name] for name in HEADLINE if name in best}
     return figures
 

@@ -267,7 +267,7 @@ MUTANTS = [
             if self._ranks.world_size == 1
             else __import__("training.step.traffic", fromlist=["Traffic"]).Traffic(0, 0)
         ),
-        "training/test_strategy_contract.py::test_its_traffic_is_what_its_profile_expects_of_the_step",
+        "training/test_strategy_contract.py::test_its_traffic_is_what_its_traits_expect_of_the_step",
     ),
     _mutant("training.loop:_name_culprits", _yield_within, "training/test_rank_faults.py"),
     _mutant("training.state.receipt:_find_file_problem", _return(None)),
