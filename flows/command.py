@@ -128,7 +128,8 @@ def _change_params(preset: str | None, changes: list[str], *, is_kept: bool = Tr
         try:
             said = [] if preset is None else [use_preset(preset, saves=is_kept)]
             said += [f"{_PARAMS}: {change}" for change in (change_params(_PARAMS, changes) if changes else [])]
-            typer.echo("\n".join(said), err=True)
+            for line in said:
+                typer.echo(line + ", in this dry run alone" * (not is_kept), err=True)
             yield
         except BaseException:
             is_kept = False

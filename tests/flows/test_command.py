@@ -43,7 +43,7 @@ def test_a_dry_run_says_what_would_run_and_leaves_params_as_they_were(here, monk
     monkeypatch.setattr(os, "execv", None)
     said = CliRunner().invoke(app, ["run", "--dry-run", "--preset", "imdb", "-S", "train.epochs=3"])
     assert said.exit_code == 0, said.output
-    assert "params.yaml: train.epochs: 20 -> 3\n" in said.output
+    assert "params.yaml: train.epochs: 20 -> 3, in this dry run alone\n" in said.output
     assert "  train@4gpu: has not run here before\n" in said.output
     assert (here / "params.yaml").read_bytes() == before
     assert {path.name for path in here.iterdir()} - {".work"} == names
