@@ -285,7 +285,10 @@ def find_other_gradient(audit: Audit, cell: str, *, is_scale_known: bool = False
         return None
     firsts = [micro for rank in (*ranks, *base) for micro in rank.steps[0]["micros"]]
     numbers = {"cell": cell, "baseline": audit.baseline}
-    if any(micro.get("is_random") or micro.get("has_drawn") for micro in firsts) or not _begin_alike(ranks, base):
+    # Beside a loader's rows there are those that a generator has made of random numbers.
+    is_made = len({micro.get("loader") is None for micro in firsts}) > 1
+    is_random = is_made or any(micro.get("is_random") or micro.get("has_drawn") for micro in firsts)
+    if is_random or not _begin_alike(ranks, base):
         # Of other rows a gradient is as long as it happens to be.
         ratio = 1.0 if is_scale_known else _compare_lengths(ranks[0], base[0])
         if max(ratio, 1 / ratio) <= _LONGER_OF_OTHER_ROWS:
