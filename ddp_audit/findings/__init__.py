@@ -237,10 +237,8 @@ def weigh(micro: Fields) -> tuple[float, float] | None:
     if micro.get("num_losses") != 1 or micro.get("is_weighted") or not loss or not of_model or not targets:
         return None
     weight = loss / of_model
-    if not isfinite(weight):
-        return None
     by_reduction = {"mean": (weight / targets, weight), "sum": (weight, weight * targets)}
-    return by_reduction.get(micro.get("reduction", ""))
+    return by_reduction.get(micro.get("reduction", "")) if isfinite(weight) else None
 
 
 def list_shares(rank: RankRecord, kinds: Sequence[str] = ()) -> list[float]:

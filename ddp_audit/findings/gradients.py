@@ -199,15 +199,15 @@ def gradient_scale(audit: Audit, cell: str) -> Finding | None:
         "baseline": audit.baseline, "scale": mine, "scale_of_baseline": its, "at": f", at {where}" * bool(where),
         "micro_batches": counts[0], "micro_batches_of_baseline": counts[1],
     }  # fmt: skip
-    is_known = mine is not None and its is not None
-    if mine is not None and its is not None and max(mine / its, its / mine) > _LONGER:
+    is_known = bool(mine and its)
+    if mine and its and max(mine / its, its / mine) > _LONGER:
         text = (
             "what an update of {micro_batches:plural micro-batch} per rank back-propagates adds up to {scale:.3g} "
             "times the mean of its losses, in {baseline}, of {micro_batches_of_baseline:plural micro-batch}, to "
             "{scale_of_baseline:.3g} times: its gradient is {ratio:.2f} times as long{at}{hint}"
         )
         return fail(cell, "other_scale", text, ratio=mine / its, hint=_hint(mine / its, len(ranks)), **numbers)
-    if mine is not None and _is_sum(ranks, mine):
+    if mine and _is_sum(ranks, mine):
         text = (
             "each of the {micro_batches} micro-batches of an update back-propagates its whole mean, so that the "
             "gradient is {scale:.3g} times the mean over them{at}"
@@ -414,8 +414,9 @@ def clipping(audit: Audit, cell: str) -> Finding | None:
 def _was_clipped_scaled(step: Fields) -> bool:
     """Return whether what was clipped was divided later by what scales the loss of 16 bits."""
     scale = max((weight[1] for micro in list_micros(step) if (weight := weigh(micro))), default=0.0)
-    most = max((min(clip["norm"], clip["limit"] or 0.0) for clip in step.get("clips", [])), default=0.0)
-    return scale >= _LARGE and 0 < scale * step.get("gradient", {}).get("l2", 0.0) <= _ALIKE * most
+    length = scale * step.get("gradient", {}).get("l2", 0.0)
+    limits = [min(clip["norm"], clip["limit"] or 0.0) for clip in step.get("clips", [])]
+    return scale >= _LARGE and any(0 < length <= _ALIKE * limit for limit in limits)
 
 
 def _is_summed(steps: Sequence[Fields]) -> bool:

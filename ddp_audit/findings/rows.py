@@ -75,8 +75,7 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
         for key, steps in later.items()
     }
     results: list[Finding] = []
-    loaders = chain(*(rank.lines.get("loader", []) for rank in ranks))
-    workers = {line["num_workers"] for line in loaders if line["num_rows"] is None}
+    workers = {line["num_workers"] for line in ranks[0].lines.get("loader", []) if line["num_rows"] is None}
     for where, of_ranks in passes.items():
         rows_of_ranks = [_collect_rows(steps, by_content=is_split) for steps in of_ranks]
         if not all(rows_of_ranks) and results:

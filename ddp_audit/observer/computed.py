@@ -225,7 +225,7 @@ class Computing:
             inner = module if wrapper is None else getattr(wrapper, "module", module)
             micro.is_training = bool(getattr(inner, "training", True))
         if is_start:
-            micro.is_random = source is not None or any(draws_at_random(item) for item in module.modules())
+            micro.is_random = bool(source) or any(draws_at_random(item) for item in module.modules())
         if first:
             micro.num_samples, micro.shape = len(ids or first[0][1]), list(first[0][1].shape)
             if is_start:
@@ -252,7 +252,7 @@ class Computing:
     def _see_drawn(self, micro: Any, before: list[torch.Tensor], device: torch.device) -> None:
         micro.has_drawn = has_drawn_since(before, device)
 
-    def _describe(self, micro: Any, results: list[tuple[str, torch.Tensor]], source: torch.Tensor | None) -> None:
+    def _describe(self, micro: Any, results: list[tuple[str, torch.Tensor]], source: list[torch.Tensor]) -> None:
         first, is_sampled = results[0][1], self._steps.is_sampled
         if first.device.type != "cpu" and not is_sampled:
             # It would have to be waited for.
@@ -267,7 +267,7 @@ class Computing:
             mask, labels = (None if item is None else item.detach().cpu() for item in (mask, labels))
         if not is_on_host(first) or (mask is not None and not is_on_host(mask)):
             return
-        micro.rows = self._digest(micro.ids, first, mask) if source is None else self._digest(micro.ids, source, None)
+        micro.rows = self._digest(micro.ids, [*source, first][0], mask)
         room, tokens = _HEADS - self._heads, None
         # Numbers with a fraction are told from ids by operations of torch, which every step would pay for.
         if self._steps.is_read or not first.is_floating_point():

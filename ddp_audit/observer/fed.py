@@ -133,10 +133,10 @@ class Loaders:
 
     def find(
         self, tensors: list[torch.Tensor], *, is_training: bool
-    ) -> tuple[Given | None, list[int] | None, torch.Tensor | None]:
+    ) -> tuple[Given | None, list[int] | None, list[torch.Tensor]]:
         """Return the batch that a model's inputs came out of, and the ids of their rows; None for what is not known.
 
-        And its first tensor where the inputs were made of it, as by noise: its rows are what they were.
+        And its first tensor, in a list, where the inputs were made of it, as by noise: its rows are what they were.
         The very tensor that was given out is it, else rows are known by what they hold; tensors on another device come
         in the order in which they were given.
         """
@@ -144,7 +144,7 @@ class Loaders:
             holding = [given for given in self.given for item in given.tensors if item() is tensor]
             # What is given out with every batch says nothing of one.
             if len(holding) == 1:
-                return self._use(holding[0], is_training), holding[0].ids, None
+                return self._use(holding[0], is_training), holding[0].ids, []
         for tensor in tensors:
             checksums = _sum_rows(tensor)
             for given in reversed(self.given) if checksums else ():
@@ -152,7 +152,7 @@ class Loaders:
                 if places is not None:
                     self._num_plain[given.loader] = -math.inf
                     ids = None if given.ids is None else [given.ids[at] for at in places]
-                    return self._use(given, is_training), ids, None
+                    return self._use(given, is_training), ids, []
         leading = {len(tensor) for tensor in tensors if tensor.dim()}
         waiting = [given for given in self.given if given.is_learned is None]
         if is_training:
@@ -161,13 +161,9 @@ class Loaders:
         for given in waiting:
             # An object, such as a graph, is fed in parts of its own.
             if given.num_rows in leading or not given.tensors:
-                first = given.tensors[0]() if given.tensors else None
-                return (
-                    self._use(given, is_training),
-                    given.ids,
-                    None if first is None or not is_on_host(first) else first,
-                )
-        return None, None, None
+                first = [held for item in given.tensors[:1] if (held := item()) is not None and is_on_host(held)]
+                return self._use(given, is_training), given.ids, first
+        return None, None, []
 
     def _enter(self, name: str | None) -> timeline.Timeline:
         """Return the timeline that a wait for a loader counts in, which begins: one of its own beside the main thread.
