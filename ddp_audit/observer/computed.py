@@ -76,6 +76,8 @@ class Computing:
         self._num_models = 0
         self._drawing: tuple[Any, list[torch.Tensor], torch.device] | None = None
         self._heads = 0
+        self._last_loss: tuple[Callable[[], Any], str, float | None] = (lambda: None, "", None)
+        """The last loss of torch's, how autograd names what made it, and what it was."""
 
     def watch(self) -> None:
         """From now on models, losses and backward passes are watched."""
@@ -332,6 +334,8 @@ class Computing:
             return
         micro.num_targets, micro.reduction = target.numel(), given["reduction"]
         micro.loss_of_model = float(output.detach()) if output.numel() == 1 else None
+        if output.grad_fn is not None:
+            self._last_loss = weakref.ref(output), output.grad_fn.name(), micro.loss_of_model
         if is_of_classes:
             kept, mask = target.detach().cpu(), micro.mask
             micro.num_targets = int((kept != given["ignore_index"]).sum())
@@ -344,7 +348,12 @@ class Computing:
     def _read_loss(self, tensors: Any) -> None:
         loss: Any = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
         is_one = isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._steps.can_read(loss)
-        self._steps.add_backward(float(loss.detach()) if is_one else None, self._lines.find())
+        value = float(loss.detach()) if is_one else None
+        of_loss, made_by, before = self._last_loss
+        if is_one and of_loss() is loss and loss.grad_fn is not None and loss.grad_fn.name() == made_by:
+            # What was summed over the ranks in its place, to be printed, is no other loss to autograd.
+            value = before
+        self._steps.add_backward(value, self._lines.find())
 
 
 def _name_wrapper(module: Any) -> str:

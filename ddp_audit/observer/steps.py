@@ -4,10 +4,12 @@ import functools
 import math
 import sys
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddp_audit.observer import timeline
@@ -69,6 +71,8 @@ class Steps:
         self._start: dict[str, Any] | None = None
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """Every one that made a step, in that order: two that take turns would be sampled at one's steps alone."""
+        self._models: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        """Those that were called: an optimizer that is none of torch's may train them, too."""
         self._wrapper: Any = None
         self._backward_line: Line | None = None
 
@@ -100,6 +104,8 @@ class Steps:
         self.micros.append(micro)
         self._num_inside += self._depth > 0
         self._wrapper = module
+        if self.is_sampled:
+            self._models.setdefault(module)
 
     def add_backward(self, loss: float | None = None, line: Line | None = None) -> None:
         """A loss is about to be back-propagated."""
@@ -209,7 +215,7 @@ class Steps:
             parameters = _list_parameters(optimizer)
             if self._num_inside:
                 self._judge_gradient(parameters)
-            fields |= {"weights": digest_tensors(self._list_all_parameters()), **self._of_gradient}
+            fields |= {"weights": digest_tensors(self._list_all_parameters(self._models)), **self._of_gradient}
             if self.number == 0:
                 fields |= self._describe_first(optimizer, parameters)
         fields["seconds"] = self._times.copy()
@@ -259,8 +265,12 @@ class Steps:
             self._record.write("step", **{**fields, "micros": micros, "seconds": self._times.take(fields["seconds"])})
         self.on_flush()
 
-    def _list_all_parameters(self) -> list[torch.Tensor]:
+    def _list_all_parameters(self, models: Iterable[Any] = ()) -> list[torch.Tensor]:
         results = [parameter for optimizer in list(self._optimizers) for parameter in _list_parameters(optimizer)]
+        device = results[0].device if results else None
+        of_models = (parameter for model in list(models) for parameter in model.parameters())
+        # What has no elements yet has no device, or no shape.
+        results += [item for item in of_models if item.requires_grad and item.device == device and not is_lazy(item)]
         return list({id(result): result for result in results}.values())[:_MOST_DIGESTED]
 
     def _make_observed_clip(self, original: Any) -> Any:
