@@ -62,6 +62,8 @@ class Workspace:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copy(source, folder / name)
         subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
+        for key in ("name", "email"):  # DVC's experiments are commits, too
+            subprocess.run(["git", "config", f"user.{key}", "a@b"], cwd=folder, check=True)
         workspace = cls(folder, programs=programs)
         workspace.change(changes)
         workspace.commit("first")
@@ -70,8 +72,7 @@ class Workspace:
     def commit(self, title, *paths):
         """Commit these paths, by default all that git does not ignore."""
         subprocess.run(["git", "add", *(paths or ("--all",))], cwd=self.folder, check=True)
-        author = ("-c", "user.name=a", "-c", "user.email=a@b")
-        subprocess.run(["git", *author, "commit", "--quiet", "-m", title], cwd=self.folder, check=True)
+        subprocess.run(["git", "commit", "--quiet", "-m", title], cwd=self.folder, check=True)
 
     def copy(self, folder, *, programs=None):
         """Return an independent copy, hard links between work folder, cache and outputs included."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.combinations import COMPILE, EXACT, FOUR_BITS, find_conflict, say
+from training.combinations import COMPILE, EXACT, FOUR_BITS, find_conflict, split_key
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,7 @@ from training.combinations import COMPILE, EXACT, FOUR_BITS, find_conflict, say
     [
         ({}, "pipeline", "causal_lm", None),
         (
-            {EXACT: say(EXACT, "train.")}, "zero1", "causal_lm",
+            {EXACT: split_key(EXACT, "train.")}, "zero1", "causal_lm",
             "train.exact: got true with cells.one.strategy zero1; allowed: false, or the strategy ddp or single",
         ),
         (
@@ -19,12 +19,12 @@ from training.combinations import COMPILE, EXACT, FOUR_BITS, find_conflict, say
             "ddp, deepspeed, fsdp2, single, zero1",
         ),
         (
-            {COMPILE: say(COMPILE, "train.")}, "ddp", "image_classification",
+            {COMPILE: split_key(COMPILE, "train.")}, "ddp", "image_classification",
             "train.compile: got true with workload image_classification; allowed: false, or the workload "
             "causal_lm or instruction or sequence_classification",
         ),
         (
-            {COMPILE: say(COMPILE, "train."), FOUR_BITS: say(FOUR_BITS, "train.")}, "ddp", "causal_lm",
+            {COMPILE: split_key(COMPILE, "train."), FOUR_BITS: split_key(FOUR_BITS, "train.")}, "ddp", "causal_lm",
             "train.compile: got true with train.adapter.base nf4; allowed: false, or another train.adapter.base",
         ),
     ],
