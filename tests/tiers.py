@@ -62,7 +62,6 @@ LONG = (
     "training/test_compile.py::*[[]inductor[]]",
     # All that the built-in data can give.
     "tasks/data/builtin/test_corpus.py::test_as_many_rows*",
-    "tasks/test_checked_training.py::test_wrong_trainers*bf16*",
     # Of the presets' models one with dropout stays, instructions by fsdp2: the updates of every kind are checked in
     # training/test_checked_updates.py.
     "tasks/test_provable_models.py::*[[][!o]*",

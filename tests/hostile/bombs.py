@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tasks.data.sources.models import store_model
 from tasks.data.sources.row_store import store_rows
-from tasks.params import load_params
 from tasks.params.sources import DatasetParams, ModelParams
 from tasks.records.outputs import SegmentOutputs
 from training.data.batches import open_slice
@@ -37,7 +36,6 @@ def _meet(bomb):
             ".pt": lambda: load_tensors(bomb),
             ".jsonl": lambda: store_rows(DatasetParams(source=f"path:{bomb}"), 1),
             ".parquet": lambda: store_rows(DatasetParams(source=f"path:{bomb}"), 1_000),
-            ".yaml": lambda: load_params(bomb),
         }
         loads[bomb.suffix]()
 

@@ -241,11 +241,12 @@ MUTANTS = [
         "training.step.optimizer:group_parameters",
         lambda of, parameters, config: [(config.weight_decay, list(parameters))],
     ),
-    _mutant("training.step.replica:Replica.forward_backward", _add, "training/test_strategies.py"),
+    _mutant("training.step.replica:Replica.forward_backward", _add, "training/step/test_optimizer.py"),
     _mutant(
         "training.step.replica:Replica._clip_whole",
         lambda of, self, parameters: __import__("torch").stack([part.grad.norm() for part in parameters]).norm(),
-        "training/test_strategies.py",
+        "training/step/test_optimizer.py",
+        "training/golden/test_golden.py",
     ),
     _mutant("training.record.window:DivergenceRule.take", _return(None), "training/step/test_divergence.py"),
     _mutant(
@@ -284,7 +285,7 @@ MUTANTS = [
     _mutant(
         "training.workloads.causal_lm:select_targets",
         lambda of, micro_batch: of(micro_batch).roll(1),
-        "training/test_strategies.py",
+        "training/step/test_optimizer.py",
     ),
     _mutant(
         "training.workloads.image_classification:_normalise", lambda of, images: images / 255, "training/test_images.py"

@@ -87,12 +87,6 @@ def clean_results(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def withheld_results(tmp_path_factory):
-    """The results of the same comparison with ranks whose parameters differ."""
-    return _collect(tmp_path_factory.mktemp("withheld"), is_measured=False, **_OTHERS)
-
-
-@pytest.fixture(scope="session")
 def measured_results(tmp_path_factory):
     """The results of the comparison as written, with a measurement."""
     return _collect(tmp_path_factory.mktemp("measured"), is_measured=True)

@@ -13,7 +13,7 @@ from tasks.process.lock import lock_machine, make_lock_name
 from tasks.records.manifests import BaseModelManifest
 from tests.conftest import PROJECT
 from tests.machines import make_machine
-from tests.museum.project import Size, change_params, make_project, run_stage
+from tests.museum.project import Size, change_params, make_project, run_stage, start_training
 from tests.museum.stage_process import StageFailedError
 
 pytestmark = pytest.mark.slow
@@ -49,11 +49,12 @@ def test_updates_of_the_larger_steps_of_weak_scaling_are_made_and_computed_twice
         _check_updates(inputs, "2proc", 16, tmp_path / "stopped", stop)
 
 
-def test_the_machines_lock_is_respected(project, monkeypatch):
+@pytest.mark.parametrize("stage", ["measure", "train"])
+def test_the_machines_lock_is_respected(stage, project, monkeypatch):
     # The stage's own process has its temporary files there (tests/museum/stage_process.py).
     name = make_lock_name(str(project))
     monkeypatch.setattr("tasks.process.lock.make_lock_name", lambda: name)
     change_params(project, {"measure.speed": True})
     with lock_machine("ours"), pytest.raises(StageFailedError, match="another comparison") as caught:
-        run_stage(project, "measure")
+        run_stage(project, "measure") if stage == "measure" else start_training(project, "2proc").finish()
     assert caught.value.exit_code == 4

@@ -17,7 +17,6 @@ from tasks.process.failure import ConfigurationError, DataError
 from tasks.reporting.document import render_model_card, render_report
 from tasks.reporting.results import read_results, write_results
 from tests.finished_comparison import make_finished_comparison, make_results, read_json, write_receipt
-from tests.processes import run_python
 from training.model.weights import compute_parameter_checksum
 from training.process.files import digest_file, write_json
 
@@ -231,13 +230,3 @@ def test_a_token_on_the_command_line_is_refused_without_repeating_it(run_stage, 
         run_stage("--token", CANARY)
     told = capsys.readouterr()
     assert CANARY not in f"{told}{refused.value}"
-
-
-def test_repo_without_token_ends_with_exit_code_2_in_one_line_before_anything_is_staged(comparison):
-    text = (comparison / "params.yaml").read_text(encoding="utf-8").replace("null", "owner/tiny")
-    (comparison / "params.yaml").write_text(text, encoding="utf-8")
-    ended = run_python("-m", "tasks.upload", *ARGUMENTS, HF_TOKEN="", HF_HOME=str(comparison / "cache"))
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
-    assert "owner/tiny, but there is no token; set HF_TOKEN or run `hf auth login`" in ended.stderr
-    assert not (comparison / "reports/hub").exists()
-    assert not (comparison / "data/upload.json").exists()

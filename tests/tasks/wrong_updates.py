@@ -7,7 +7,6 @@ import time
 from tests.mutants.patching import Patch
 
 _ADD, _CLIP = "training.step.replica:Replica.forward_backward", "training.step.replica:Replica._clip_whole"
-_STEP = "training.strategies.ddp.step:Ddp.train_step"
 
 
 def _refuse_samples(of, *given, **named):
@@ -18,37 +17,11 @@ def _refuse_samples(of, *given, **named):
     return of(*given, **named)
 
 
-def _average_own(of, step, micro_batches, **more):
-    return of(step, micro_batches, **more | {"num_targets": 2 * sum(part.num_tokens for part in micro_batches)})
-
-
-def _average_each(of, replica, model, micro_batch, *, weight):
-    of(replica, model, micro_batch, weight=1 / max(micro_batch.num_tokens, 1))
-
-
-def _forget_moments(of, replica, learning_rate):
-    found = of(replica, learning_rate)
-    replica.optimizer.state.clear()
-    return found
-
-
 def _wait_first(of, *given, **named):
     time.sleep(0.5)
     return of(*given, **named)
 
 
-WRONG = {
-    "gradient divided by the ranks twice": Patch(
-        _STEP, lambda of, *given, num_targets, **more: of(*given, num_targets=2 * num_targets, **more)
-    ),
-    "mean of the ranks' means": Patch(_STEP, _average_own),
-    "mean of the micro-batches' means": Patch(_ADD, _average_each),
-    "clipping leaves a parameter out": Patch(_CLIP, lambda of, replica, parameters: of(replica, parameters[1:])),
-    "moments forgotten after every update": Patch("training.step.replica:Replica.optimizer_step", _forget_moments),
-    "no weight decay": Patch(
-        "training.step.optimizer:group_parameters", lambda of, *given: [(0.0, group) for _, group in of(*given)]
-    ),
-}
 OTHERS = {
     "no memory on the ranks": Patch(_ADD, _refuse_samples),
     "no memory in the one process": Patch(
@@ -157,7 +130,7 @@ BEFORE_A_STEP = {
     "weights rounded by an evaluation": Patch("training.loop:_evaluate", _round_weights),
     "weights rounded by a checkpoint": Patch("training.loop:_save_partial", _round_weights),
 }
-PATCHES = {key: [patch] for key, patch in (WRONG | OTHERS | LATE | BETWEEN | BEFORE_A_STEP).items()}
+PATCHES = {key: [patch] for key, patch in (OTHERS | LATE | BETWEEN | BEFORE_A_STEP).items()}
 PATCHES["gradient dropped at log points alone"] = [
     Patch("training.step.replica:Replica.optimizer_step", _while_kept),
     Patch("training.step.replica:Replica.zero_grad", lambda of, replica: None if _kept else of(replica)),

@@ -137,33 +137,6 @@ def test_a_run_stopped_at_any_step_ends_long_before_a_log_point_and_resumes_to_t
     assert not list((Path(config["work_dir"]) / "partial").glob("*"))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda folder: _flip_a_bit(folder / "state.pt"),
-        lambda folder: (folder / "receipt.json").unlink(),
-        lambda folder: _flip_a_bit(folder / "receipt.json"),
-    ],
-    ids=["bit", "receipt", "receipt bit"],
-)
-def test_a_broken_checkpoint_is_never_used_and_the_one_before_it_is(damage, config, train_here, clean, caplog):
-    with pytest.raises(StoppedError):
-        train_here(config, stop_after_step=5)
-    older, newest = _partials(config)
-    assert (older.name, newest.name) == ("step-00000004", "step-00000005")
-    damage(newest)
-    with caplog.at_level(logging.WARNING):
-        events = train_here(config)
-    assert "NOT USED" in caplog.text
-    started, refused = (
-        next(event for event in events if event["event"] == kind) for kind in ("segment_started", "checkpoint_not_used")
-    )
-    assert started["resumed_at_step"] == 4
-    assert facts_of(config, 0)["checkpoints_not_used"] == [f"step-00000005: {refused['problem']}"]
-    assert facts_of(config, 1)["checkpoints_not_used"] == []
-    _assert_equals(config, clean)
-
-
 def test_a_broken_segment_is_trained_anew_from_its_predecessor_and_its_successor_stays(config, train_here, clean):
     train_here(config)
     _flip_a_bit(folder_of(config, 0) / "tiny_0-45-epoch-1.pt")

@@ -1,6 +1,5 @@
 """The macros of both forms: what they are given stands in both, as nothing but text."""
 
-import re
 from html.parser import HTMLParser
 
 import pytest
@@ -8,7 +7,6 @@ from jinja2 import ChoiceLoader, DictLoader
 from markdown_it import MarkdownIt
 
 from tasks.reporting import render
-from tasks.reporting.drawing import select_charts
 from tests.tasks.reporting.hostile import NAMES, TEXT, hostile
 from tests.tasks.reporting.rendered import lacks, line_of, markdown_of
 
@@ -126,9 +124,3 @@ def test_the_report_says_what_rows_became_and_the_classes_of_each_slice(clean_re
     }  # fmt: skip
     said = line_of(type(clean_results).model_validate(content), "Rows")
     assert lacks(said, "spam", "BOS", "EOS", "0.02 %", "12 rows", "0-8: ") == []
-
-
-@pytest.mark.parametrize("name", ["clean", "withheld", "measured", "withheld_measured"])
-def test_every_chart_that_has_something_to_show_has_its_place(name, request):
-    results = request.getfixturevalue(f"{name}_results")
-    assert sorted(re.findall(r"\(charts/(\w+)\.svg\)", markdown_of(results))) == sorted(select_charts(results))
