@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from graphlib import TopologicalSorter
 
@@ -10,6 +9,7 @@ import grimp
 import pytest
 
 from tests.architecture.test_budgets import PRODUCT
+from tests.processes import run_python
 
 
 def test_no_file_imports_itself_in_a_circle_not_even_inside_a_function_or_for_the_types_alone():
@@ -49,5 +49,5 @@ def test_a_rank_loads_nothing_of_the_pipeline(project):
         "names = {'prefect', 'mlflow', 'dvc', 'pandas', 'matplotlib', 'datasets', 'rich', 'tasks', 'flows'}\n"
         "print(json.dumps(sorted(names & set(sys.modules))))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=True)
+    done = run_python("-c", code, folder=project)
     assert json.loads(done.stdout) == []

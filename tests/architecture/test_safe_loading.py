@@ -4,11 +4,10 @@ import ast
 import contextlib
 import importlib.metadata
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests.processes import run_python
 from training.process.safe_loading import UnsafeTorchError, require_safe_torch
 
 _FOLDERS = ("flows", "tasks", "training", "benchmarks")
@@ -94,6 +93,6 @@ def test_a_command_refuses_such_a_torch_before_it_does_anything(command, tmp_pat
         f"sys.argv = ['{command}']\n"
         f"runpy.run_module('tasks.{command}', run_name='__main__')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python("-c", code, folder=tmp_path)
     assert (done.returncode, list(tmp_path.iterdir())) == (2, []), done.stderr
     assert done.stderr.startswith(f"{command}: torch: got 2.9.0; allowed: 2.10 or later")

@@ -3,11 +3,11 @@
 import json
 import sys
 
-import psutil
 import pytest
 
 from tests.conftest import PROJECT
-from tests.processes import run_python
+from tests.flows.toy_project import living
+from tests.processes import list_named, run_python
 
 _STEPS = """
 import os, subprocess, sys, time
@@ -110,7 +110,7 @@ def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tm
     assert output.count("told: two words") == 3
     left = [int(line.partition(": ")[2]) for line in output.splitlines() if line.startswith("left: ")]
     assert len(left) == 3
-    assert not any(_is_alive(pid) for pid in left)
+    assert living(left) == []
     page = (tmp_path / "reports" / "audit" / "index.html").read_text()
     assert "What it does to the claim" not in page  # nothing of it can be counted
     assert "PYTHONHASHSEED" in page
@@ -166,7 +166,7 @@ def test_a_rank_that_hangs_is_named_and_ended(tmp_path):
     assert done.returncode == 6
     assert "rank 1 hangs in section" in done.stderr.strip().splitlines()[-1]
     assert "time.sleep" in _read_output(tmp_path, "stderr.log") or "line 11" in _read_output(tmp_path, "stderr.log")
-    assert not [one for one in psutil.process_iter() if str(tmp_path) in " ".join(_read_words(one))]
+    assert list_named(tmp_path) == []
 
 
 @pytest.mark.slow
@@ -177,18 +177,3 @@ def test_a_script_without_end_is_ended_after_the_steps_that_were_asked_for(tmp_p
     report = (tmp_path / "reports" / "audit" / "report.md").read_text()
     assert "As many epochs as asked for" in report
     assert token not in report + done.stdout + done.stderr
-
-
-def _read_words(process):
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-def _is_alive(pid):
-    """Return whether a process still runs; who is dead may wait for its parent for a while."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

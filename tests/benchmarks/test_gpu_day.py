@@ -1,7 +1,6 @@
 """A day on a card: a part that fails or takes too long is named, and what nobody measured stays empty."""
 
 import json
-import subprocess
 import sys
 import time
 
@@ -13,6 +12,7 @@ from benchmarks.gpu_day.__main__ import PARTS, run_part
 from benchmarks.gpu_day.day import Day
 from benchmarks.gpu_day.summary import RUNNING
 from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
+from tests.processes import run_python
 from training.process.files import write_json
 
 _NOT_THERE = (
@@ -54,7 +54,7 @@ def test_every_part_can_be_imported_where_only_five_packages_are(project):
     modules += [f"throughput.peers.{name}" for name in ("ours", "trainer", "accelerated", "published_fp32")]
     program = f"import sys; sys.modules.update(dict.fromkeys({_NOT_THERE}))\n"
     program += "".join(f"import benchmarks.{name}\n" for name in ("gpu_day.__main__", *modules))
-    done = subprocess.run([sys.executable, "-c", program], cwd=project, capture_output=True, text=True, check=False)
+    done = run_python("-c", program, folder=project)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,7 +1,5 @@
 """A flood of log lines fills no disk: ranks' and stages' logs are cut, and what began and ended it is kept."""
 
-import time
-
 import pytest
 
 from ddp_audit.process import torchrun
@@ -9,6 +7,7 @@ from ddp_audit.process.torchrun import LogCap
 from flows.output import StageOutput
 from tasks.ranks.launchers.torchrun import LocalRanks
 from tests.conftest import PROJECT
+from tests.flows.toy_project import wait_for
 
 MAX_BYTES = 200_000
 
@@ -48,9 +47,7 @@ def test_a_flood_under_a_real_torchrun_is_cut(tmp_path, monkeypatch):
     monkeypatch.chdir(package.parent)
     logs = tmp_path / "logs"
     launch = LocalRanks(tmp_path / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
-    deadline = time.monotonic() + 120
-    while launch.is_running and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for(lambda: not launch.is_running, seconds=120, what="the ranks have ended")
     launch.stop(grace_seconds=0)
     assert launch.exit_code() == 0, launch.explain_end()
     found = sorted(logs.rglob("stderr.log"))

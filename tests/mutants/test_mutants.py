@@ -1,15 +1,13 @@
 """Mutants by name: each names a function that is there, and is in place in every process that is started."""
 
 import importlib
-import os
-import subprocess
-import sys
 
 import pytest
 
 from tests.mutants import MUTANTS, PATCHES
 from tests.mutants.__main__ import TABLE, read_rows
 from tests.mutants.patching import make_environment
+from tests.processes import run_python
 
 _SAYS = "from tasks.train import require_room as of; print(of.__name__, of(1, 2, num=3, what=str()))"
 
@@ -29,8 +27,7 @@ _STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_SAYS
 
 @pytest.mark.parametrize("program", [_SAYS, _STARTS])
 def test_a_process_and_what_it_starts_have_the_mutant(program, project):
-    environment = os.environ | make_environment("tests.mutants:tasks.train:require_room")
-    done = subprocess.run([sys.executable, "-c", program], cwd=project, env=environment, capture_output=True, text=True)
+    done = run_python("-c", program, folder=project, **make_environment("tests.mutants:tasks.train:require_room"))
     assert done.stdout == "require_room None\n", done.stderr
 
 
@@ -39,8 +36,6 @@ def test_a_module_that_runs_by_its_name_has_the_mutant(tmp_path):
     (tmp_path / "tasks" / "slice.py").write_text(
         'def check_extent(): return "whole"\ndef _main(): print(check_extent())\nif __name__ == "__main__": _main()\n'
     )
-    environment = os.environ | make_environment("tests.mutants:tasks.slice:check_extent")
-    done = subprocess.run(
-        [sys.executable, "-m", "tasks.slice"], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    changes = make_environment("tests.mutants:tasks.slice:check_extent")
+    done = run_python("-m", "tasks.slice", folder=tmp_path, **changes)
     assert done.stdout == "None\n", done.stderr

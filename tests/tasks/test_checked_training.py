@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import time
 
 import pytest
 
 from tests.conftest import PROJECT
+from tests.flows.toy_project import wait_for
 from tests.integration.conftest import processes_in
 from tests.museum.project import Size, change_params, copy_project, make_project, patch_project, start_training
 from tests.museum.stage_process import StageFailedError
@@ -148,16 +148,11 @@ def test_killed_between_keeping_and_replaying_it_trains_and_checks_that_update_a
     stage = start_training(project, "2proc")
     updates = project / ".work/runs/2proc/updates"
     wanted = clean[3]["step"]
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not _is_kept(updates, wanted):
-        time.sleep(0.01)
+    wait_for(lambda: _is_kept(updates, wanted), seconds=120, what="the update is kept")
     os.kill(stage.pid, signal.SIGKILL)
     with pytest.raises(StageFailedError):
         stage.finish()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and processes_in(project):
-        time.sleep(0.1)
-    assert processes_in(project) == []
+    wait_for(lambda: not processes_in(project), seconds=30, what="nobody is left")
     (project / "patches").unlink()
     found = train(project)
     assert list_verdicts(found) == [("passed", None)] * 12

@@ -39,9 +39,7 @@ class TimedArm(NamedTuple):
     speedup: Speedup | None
 
 
-def arm(
-    name, world_size, *, seconds=None, speedup=None, has_speedup=True, of_all_turns=None, of_medians=None, **changes
-):
+def arm(name, world_size, *, seconds=None, speedup=None, of_all_turns=None, of_medians=None, **changes):
     """Return a cell's figures; its step time is that of STEP_SECONDS, and its speedup follows from that."""
     seconds, first = seconds or STEP_SECONDS[name], STEP_SECONDS["1proc"]
     content = {
@@ -61,7 +59,7 @@ def arm(
         found, of_all_turns=of_all_turns or found, of_medians=of_medians or found.value,
         baseline_step_seconds=found.value * seconds, world_size=world_size, baseline_world_size=1,
     )  # fmt: skip
-    return TimedArm(CellSpeed(**BY_HAND["arm"] | content | changes), given if has_speedup and name != "1proc" else None)
+    return TimedArm(CellSpeed(**BY_HAND["arm"] | content | changes), given if name != "1proc" else None)
 
 
 def waterfall(cell="2proc", world_size=2, **changes):

@@ -2,13 +2,12 @@
 
 import os
 import platform
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from tests.conftest import PROJECT
+from tests.processes import run_python
 from tests.tiny import make_slice
 from tests.training.conftest import facts_of
 from training.process.failure import ChangedInputError
@@ -62,9 +61,6 @@ def test_rows_written_to_while_they_are_trained_on_make_no_segment(toy, train_he
 def test_ranks_refuse_code_that_changed_since_they_were_started(toy):
     write_json(toy.folder / "config.json", toy.tell())
     for digest, code in (("0" * 64, 3), (digest_code(), 0)):
-        done = subprocess.run(
-            [sys.executable, "-m", "training", "--config", str(toy.folder / "config.json"), "--code", digest],
-            cwd=PROJECT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = run_python("-m", "training", "--config", toy.folder / "config.json", "--code", digest, folder=PROJECT)
         assert done.returncode == code, done.stderr[-3000:]
         assert ("training/ changed between the start of the ranks and their imports" in done.stderr) == (code == 3)

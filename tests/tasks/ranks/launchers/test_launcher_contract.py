@@ -1,13 +1,12 @@
 """What holds for every launcher: each file of tasks/ranks/launchers/, found by listing it, with two real ranks."""
 
 import os
-import time
-from pathlib import Path
 
 import pytest
 
 from tasks.params.choices import list_file_names
 from tasks.ranks.launchers import load_launcher
+from tests.flows.toy_project import living, wait_for
 from tests.ray_cluster import needs_ray
 from training.process.files import write_json
 
@@ -42,15 +41,8 @@ def start(request, tmp_path, starts_warm):
         launch.stop(grace_seconds=0.0)
 
 
-def _wait(until):
-    deadline = time.monotonic() + _SECONDS
-    while not until():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def _end(launch):
-    _wait(lambda: not launch.is_running)
+    wait_for(lambda: not launch.is_running, seconds=_SECONDS, what="it is so")
     launch.stop(grace_seconds=0.0)
     return launch
 
@@ -61,12 +53,7 @@ def _have_begun(folder):
 
 def _alive(folder):
     """Return the ranks that still run."""
-    found = []
-    for file in folder.glob("pid-*"):
-        status = Path(f"/proc/{file.read_text()}/stat")
-        if status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
-            found.append(file.name)
-    return found
+    return living([int(file.read_text()) for file in folder.glob("pid-*")])
 
 
 def test_ranks_that_end_well_are_told_so(start, tmp_path):
@@ -93,7 +80,7 @@ def test_a_rank_that_a_signal_ended_is_the_cause_and_the_other_is_ended(start, t
 
 def test_ranks_that_are_asked_to_stop_may_save_first(start, tmp_path):
     launch = start("saves", "saves")
-    _wait(lambda: _have_begun(tmp_path))
+    wait_for(lambda: _have_begun(tmp_path), seconds=_SECONDS, what="it is so")
     assert launch.is_running
     launch.stop(grace_seconds=_SECONDS)
     assert sorted(file.name for file in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
@@ -102,8 +89,8 @@ def test_ranks_that_are_asked_to_stop_may_save_first(start, tmp_path):
 
 def test_ranks_that_do_not_listen_are_ended_and_none_is_left(start, tmp_path):
     launch = start("stays", "stays")
-    _wait(lambda: _have_begun(tmp_path))
+    wait_for(lambda: _have_begun(tmp_path), seconds=_SECONDS, what="it is so")
     launch.stop(grace_seconds=0.0)
-    _wait(lambda: not _alive(tmp_path))
+    wait_for(lambda: not _alive(tmp_path), seconds=_SECONDS, what="it is so")
     assert not launch.is_running
     assert os.listdir(launch.log_folder), "what they said stays"
