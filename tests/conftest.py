@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -77,6 +78,19 @@ def ranks(request):
     launcher = ForkedRanks(request.getfixturevalue("warm") / "python" if _SHARED in os.environ else None)
     yield launcher
     launcher.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path, request):
+    """A disk of a megabyte, or of as many bytes as a test is given; skips where none can be mounted."""
+    folder, size = tmp_path / "disk", getattr(request, "param", 2**20)
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]).returncode:
+        pytest.skip("no small tmpfs can be mounted here")
+    yield folder
+    # Lazily: what a test has opened there may be open still.
+    subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.fixture(scope="module")

@@ -119,21 +119,6 @@ def test_rows_and_model_arrive_at_a_commit_that_stays_until_the_user_asks_anew(d
         assert said in ended.stderr.splitlines()[-1]
         assert len(downloader.texts) == 400
 
-    configs = "".join(f"- config_name: {name}\n  data_files: {name}/*.parquet\n" for name in ("large", "small"))
-    for name in ("large", "small"):
-        (tmp_path / "configs" / name).mkdir(parents=True)
-        pq.write_table(
-            pa.table({"text": [text(number, name) for number in range(400)]}),
-            tmp_path / f"configs/{name}/train.parquet",
-        )
-    (tmp_path / "configs/README.md").write_text(f"---\nconfigs:\n{configs}---\n")
-    downloader.hub.add_repo("dataset", "owner/configs", tmp_path / "configs")
-    ended = downloader.run(source="hub:owner/configs")
-    assert (ended.returncode, "allowed: 'large', 'small'" in ended.stderr) == (2, True), ended.stderr
-    assert downloader.run(source="hub:owner/configs", config="small").returncode == 0
-    assert (downloader.texts[0], downloader.manifest("raw")["config"]) == (text(0, "small"), "small")
-    assert downloader.run().returncode == 0
-
     shutil.rmtree(tmp_path / "raw")
     repo.add_folder(write_texts(tmp_path / "source", "second"))
     ended = downloader.run("0-300", f"400-{ROWS_PER_FILE + 100}")

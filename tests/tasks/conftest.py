@@ -1,8 +1,6 @@
 """The built-in model, and the comparison written by hand with what the report makes of it, made once for all tests."""
 
 import itertools
-import shutil
-import subprocess
 
 import pytest
 
@@ -39,18 +37,6 @@ def tiny_qwen2(tmp_path_factory, builtin_rows):
     folder = tmp_path_factory.mktemp("tiny_qwen2")
     write_tiny_qwen2(folder, builtin_rows)
     return with_manifest(folder, num_parameters=0, model_type="qwen2")
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of a megabyte; skips where none can be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]).returncode:
-        pytest.skip("no small tmpfs can be mounted here")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.fixture

@@ -157,6 +157,7 @@ def _two_columns():
     ("source", "said"),
     [
         (lambda: {**_write_as("configs"), "config": "c"}, r"dataset.config: got c; allowed: 'a', 'b'"),
+        (lambda: {**_write_as("configs"), "config": None}, "allowed: 'a', 'b'"),
         (lambda: _rename(_write_as("jsonl.gz"), "a.jsonl"), "is compressed by gzip: give it a name that ends in .gz"),
         (_two_columns, "several columns have one name"),
         (lambda: _write("a.json", json.dumps(as_lines([*TEXTS, 5]))), "column 'text' has values of several types"),

@@ -4,7 +4,7 @@ import re
 
 from tasks.report import make_report
 from tests.processes import run_python
-from tests.tasks.reporting.comparison import edit_segment, outputs_of, write_comparison
+from tests.tasks.reporting.comparison import edit_segment
 from tests.tasks.reporting.measured import write_measurement
 
 # Of the whole training: speedup, efficiency and speedups of segments, as printed and as stored.
@@ -31,15 +31,14 @@ def files_in(folder):
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_failed_gate_leaves_no_measured_comparison_in_any_output(tmp_path):
-    params = write_comparison(tmp_path)
+def test_a_failed_gate_leaves_no_measured_comparison_in_any_output(tmp_path, read):
     write_measurement(tmp_path)
-    make_report(outputs_of(tmp_path, params), tmp_path / "given")
+    make_report(read(), tmp_path / "given")
     everything = "".join(what_is_read(path) for path in files_in(tmp_path / "given"))
     assert [figure for figure in MEASURED_FIGURES if figure not in everything] == []
 
     edit_segment(tmp_path, "2proc", data_wait_seconds=1.0)
-    make_report(outputs_of(tmp_path, params), tmp_path / "withheld")
+    make_report(read(), tmp_path / "withheld")
     for path in files_in(tmp_path / "withheld"):
         found = [figure for figure in [*FIGURES, *MEASURED_FIGURES] if figure in what_is_read(path)]
         assert found == [], (path.name, found)

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,21 +11,7 @@ from tests.training.forked_ranks import last_words
 from training.process.failure import EXIT_NO_RESOURCES
 
 _CHECKPOINT_BYTES = 82_000 * 4 * 3
-"""Weights and two moments of the tiny model, at least."""
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk with room for two checkpoints and no third; skips where none can be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = shutil.which("mount")
-    command = [mount or "mount", "-t", "tmpfs", "-o", f"size={int(_CHECKPOINT_BYTES * 2.8)}", "tmpfs", folder]
-    if mount is None or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("no small tmpfs can be mounted here")
-    yield folder
-    # Lazily: the event stream of a launch in this process is still open.
-    subprocess.run(["umount", "-l", folder], check=True)
+"""Weights and two moments of the tiny model, at least: two fit on the disk, and no third."""
 
 
 def _partials(config):
@@ -35,6 +20,7 @@ def _partials(config):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("small_disk", [int(_CHECKPOINT_BYTES * 2.8)], indirect=True)
 def test_on_a_full_disk_all_ranks_end_with_needed_and_free_bytes_and_go_on_once_there_is_room(
     small_disk, toy, ranks, trained
 ):

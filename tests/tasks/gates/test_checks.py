@@ -129,8 +129,7 @@ def test_a_gate_that_compares_cells_is_not_passed_where_there_is_one_cell(tmp_pa
     assert unchecked == [SYNCHRONISED, SAME_PARAMETERS, CURVES, SAME_WORK, SAME_ROWS, PLAUSIBLE]
 
 
-def test_work_done_twice_is_told_and_no_speedup_of_two_trainings_beside_it(tmp_path):
-    params = write_comparison(tmp_path)
+def test_work_done_twice_is_told_and_no_speedup_of_two_trainings_beside_it(tmp_path, params):
     for part in params["ranges"]:
         edit_ledger(
             tmp_path, "2proc", lambda arrays: arrays.update({k: np.tile(v, 2) for k, v in arrays.items()}), part

@@ -84,22 +84,20 @@ def test_an_epoch_is_one_pass_over_all_ranges(tmp_path):
     assert (one.seconds_per_epoch, two.seconds_per_epoch) == (9.0, 6.0)
 
 
-def test_losses_of_exactly_nothing_are_compared_and_drawn(tmp_path):
-    params = write_comparison(tmp_path)
+def test_losses_of_exactly_nothing_are_compared_and_drawn(tmp_path, collect):
     for cell, part, index in product(("1proc", "2proc"), RANGES, range(STEPS_PER_SEGMENT)):
         edit_steps(tmp_path, cell, part, index=index, loss=0.0)
-    results = collect_results(outputs_of(tmp_path, params))
+    results = collect()
     assert results.failed_gates == []
     assert "0.0000" in drawn_html_of(results)
     edit_steps(tmp_path, "2proc", RANGES[1], loss=1e-9)
-    assert collect_results(outputs_of(tmp_path, params)).failed_gates == ["Loss curves coincide"]
+    assert collect().failed_gates == ["Loss curves coincide"]
 
 
-def test_a_measurement_of_other_cells_is_refused(tmp_path):
-    params = write_comparison(tmp_path)
+def test_a_measurement_of_other_cells_is_refused(tmp_path, params, read):
     write_measurement(tmp_path, measurement(arm("1proc", 1), arm("2proc", 4)))
     with pytest.raises(DataError, match=r"cells \(ranks\) 1proc \(1\), 2proc \(4\), params.yaml has 1proc \(1\), 2pro"):
-        outputs_of(tmp_path, params)
+        read()
 
 
 def test_of_classifiers_the_best_is_the_first_of_the_most_accurate_and_the_last_the_last(tmp_path):
@@ -149,12 +147,11 @@ def test_a_curve_has_every_look_at_todays_held_out_rows_and_the_report_says_who_
     assert ("no held-out loss in mid-training" in markdown_of(results)) == ([] in seen.values())
 
 
-def test_seconds_on_held_out_rows_are_accounted_for_by_the_clocks_gate(tmp_path):
-    params = write_comparison(tmp_path)
+def test_seconds_on_held_out_rows_are_accounted_for_by_the_clocks_gate(tmp_path, read):
     edit_segment(tmp_path, "2proc", "0-8", span_seconds=4 + 0.625 + 2.5, heldout_seconds=2.5)
-    assert check_clock(outputs_of(tmp_path, params), "2proc").outcome == "passed"
+    assert check_clock(read(), "2proc").outcome == "passed"
     edit_segment(tmp_path, "2proc", "0-8", heldout_seconds=0.0)
-    assert check_clock(outputs_of(tmp_path, params), "2proc").outcome == "failed"
+    assert check_clock(read(), "2proc").outcome == "failed"
 
 
 def test_each_node_has_a_row_and_devices_of_its_own(tmp_path):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from tasks.reporting.collect import collect_results
 from tasks.reporting.time_to_loss import compute_time_to_loss, find_first_reached
 from tests.tasks.reporting.blocks import give_steps
 from tests.tasks.reporting.comparison import PARAMS, edit_steps, outputs_of, write_comparison
@@ -52,18 +51,16 @@ def test_each_cells_seconds_to_a_loss_are_those_of_its_steps_up_to_there(tmp_pat
     assert times_of(tmp_path, params) == expected
 
 
-def test_rounding_alone_keeps_no_cell_from_where_the_baseline_ended(tmp_path):
-    params = write_comparison(tmp_path)
+def test_rounding_alone_keeps_no_cell_from_where_the_baseline_ended(tmp_path, params):
     for loss, expected in ((3.7 * (1 + 1e-6), (4, 6.4)), (3.73, (None, None))):
         edit_steps(tmp_path, "2proc", "8-16", index=1, loss=loss)
         assert times_of(tmp_path, params) == [(4, 10.0), expected]
 
 
-def test_a_training_without_any_target_has_no_time_to_a_loss(tmp_path):
-    params = write_comparison(tmp_path)
+def test_a_training_without_any_target_has_no_time_to_a_loss(tmp_path, collect):
     for part, index in (("0-8", 0), ("0-8", 1), ("8-16", 0), ("8-16", 1)):
         _edit(tmp_path, part, index, **NO_TARGET)
-    results = collect_results(outputs_of(tmp_path, params))
+    results = collect()
     assert results.quality.time_to_loss is None
     assert "Time to quality" not in markdown_of(results)
     assert [curve.losses for curve in results.loss_curves] == [[], []]
