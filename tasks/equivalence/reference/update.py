@@ -7,6 +7,7 @@ that it is divided by, and the sum.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -149,29 +150,38 @@ class OneProcess:
         """Return which rows are in the micro-batches of step `number`."""
         return self._steps[number - 1].plan
 
-    def compute_plain_losses(self, number: int) -> tuple[float, float]:
-        """Return the mean loss of a step in fp32 without dropout, at the weights as they are: twice.
+    def compute_plain_loss(self, number: int) -> float:
+        """Return the mean loss of a step in fp32 without dropout, at the weights as they are: of its micro-batches."""
+        micro_batches = self._make_micro_batches(number)
+        with self._evaluate():
+            losses = [
+                float(self._workload.loss_sum(self._model, part, chunk_rows=self._config.loss_chunk_rows))
+                for part in micro_batches
+            ]
+        return sum(losses) / _count_labels(micro_batches)
 
-        Of its micro-batches, as the ranks have them; and of its rows, one by one, read without the code of the ranks.
-        """
+    def compute_rows_loss(self, number: int) -> float:
+        """Return the same loss of the step's rows, one by one, read without the code of the ranks."""
         config, step = self._config, self._steps[number - 1]
-        micro_batches, rows = self._make_micro_batches(number), np.concatenate(step.plan.micro_batches).tolist()
         options, more = dict[str, Any](), dict[str, Any]()
         if config.augment != "none":
             epoch = step.segment.epoch
             options["augmentation"] = Augmentation(kind=config.augment, seed=config.seed, epoch=epoch)
         if config.statistics_rows:
             more["statistics_rows"] = config.statistics_rows
-        self._model.train(config.statistics_rows > 0)
-        with torch.no_grad():
-            losses = [
-                float(self._workload.loss_sum(self._model, part, chunk_rows=config.loss_chunk_rows))
-                for part in micro_batches
-            ]
-            read = self._workload.read_rows(step.segment.slice_dir, rows, seq_len=config.seq_len, **options)
+        rows = np.concatenate(step.plan.micro_batches).tolist()
+        read = self._workload.read_rows(step.segment.slice_dir, rows, seq_len=config.seq_len, **options)
+        with self._evaluate():
             total, num_labels = self._workload.compute_rows_loss(self._model, read, **more)
+        return total / max(num_labels, 1)
+
+    @contextmanager
+    def _evaluate(self) -> Iterator[None]:
+        """Have no dropout; batch normalisation goes on with the statistics of its rows."""
+        self._model.train(self._config.statistics_rows > 0)
+        with torch.no_grad():
+            yield
         self._model.train()
-        return sum(losses) / _count_labels(micro_batches), total / max(num_labels, 1)
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
