@@ -12,13 +12,12 @@ import numpy as np
 
 from tasks.data.row_tokenizer import translate_errors
 from tasks.data.slicing import find_slicing
-from tasks.data.slicing.tokens import Texts, read_rows
+from tasks.data.slicing.tokens import Texts
 from tasks.data.sources.models import load_classifier, require_all_weights
-from tasks.data.sources.row_policy import QUARANTINED, Row
+from tasks.data.sources.row_policy import QUARANTINED, Row, read_rows
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.params import Params
 from tasks.params.choices import has_labels
-from tasks.params.sources import RowRange
 from tasks.process.failure import DataError
 from tasks.records.facts import TokenisedFacts
 from tasks.records.manifests import ROWS, BaseModelManifest, RawManifest
@@ -40,8 +39,7 @@ def check_fitness(params: Params, raw: Path, base_model: Path) -> TokenisedFacts
     """Return what the first rows become. Raises DataError, in one line, if they or the model cannot be trained on."""
     manifest = RawManifest.read(raw)
     slicer: Any = find_slicing(params.workload).open_rows(params, raw=raw, base_model=base_model)
-    first = read_rows(raw / ROWS, RowRange(start=0, end=min(manifest.num_rows, _MOST_ROWS)))
-    numbered = enumerate(row for _, batch in first for row in batch)
+    numbered = enumerate(row for _, batch in read_rows(raw / ROWS, 0, _MOST_ROWS) for row in batch)
     rows = {row_id: row for row_id, row in numbered if row.fault not in QUARANTINED}
     tokens: Mapping[int, np.ndarray] = slicer.encode(rows).tokens
     result = _count(rows, tokens, slicer, is_labelled=has_labels(params.workload))

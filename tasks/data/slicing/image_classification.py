@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from tasks.data.sources.row_policy import QUARANTINED_IMAGES, read_groups
+from tasks.data.sources.row_policy import QUARANTINED_IMAGES, read_columns
 from tasks.params import Params
 from tasks.params.sources import RowRange
 from tasks.process.failure import DataError
@@ -19,7 +18,6 @@ from tasks.records.manifests import ROWS, RawManifest
 
 _FORMAT = 1
 """Counts up when the same rows would give other arrays than before."""
-_BATCH_ROWS = 256
 
 
 def open_rows(params: Params, *, raw: Path, base_model: Path) -> "Images":
@@ -63,9 +61,8 @@ class Images:
         """Write images.npy, labels.npy and row_ids.npy; return what the manifest says of them."""
         place = {name: index for index, name in enumerate(self.class_names)}
         row_ids, labels = list[int](), list[int]()
-        with pq.ParquetFile(self.rows) as file:
-            groups = [group for _, group in read_groups(file, part.start, part.end, columns=["fault"])]
-        faults = Counter(fault for group in groups for fault in group["fault"].to_pylist())
+        groups = read_columns(self.rows, part.start, part.end, ["fault"])
+        faults = Counter(fault for _, group in groups for fault in group["fault"])
         if not (num_rows := faults.pop(None, 0)):
             raise DataError(f"slice {part}: every row of it is left out as no good image; choose other rows")
         images = np.lib.format.open_memmap(
@@ -92,8 +89,7 @@ class Images:
 
 
 def _read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, str, bytes, str | None]]:
-    """Yield row id, class, pixels and fault, reading only the row groups that the slice touches."""
-    with pq.ParquetFile(rows) as file:
-        for _, table in read_groups(file, part.start, part.end, columns=("row_id", "label", "pixels", "fault")):
-            for batch in table.to_batches(_BATCH_ROWS):
-                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    """Yield row id, class, pixels and fault."""
+    names = ("row_id", "label", "pixels", "fault")
+    for _, group in read_columns(rows, part.start, part.end, names):
+        yield from zip(*(group[name] for name in names), strict=True)

@@ -4,16 +4,15 @@ import hashlib
 import importlib.metadata
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from tasks.data.row_tokenizer import RowTokenizer, load_tokenizer
-from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, describe_faults, make_rows, read_groups
+from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, describe_faults, read_rows
 from tasks.params import Params
 from tasks.params.choices import has_labels
 from tasks.params.sources import RowRange
@@ -23,7 +22,6 @@ from tasks.records.manifests import ROWS, RawManifest
 
 _FORMAT = 2
 """Counts up when the same rows and tokenizer would give another array than before."""
-_BATCH_ROWS = 1_000
 SPECIAL, CUT_RESPONSE = "special", "cut_response"
 
 
@@ -73,7 +71,7 @@ class Texts:
     def digest_rows(self, part: RowRange) -> str:
         """Return the sha256 of what the slice's rows say, their faults and classes."""
         digest = hashlib.sha256()
-        for _, batch in read_rows(self.rows, part):
+        for _, batch in read_rows(self.rows, part.start, part.end):
             for row in batch:
                 digest.update(row.content + b"\0" + (row.fault or "").encode() + b"\0")
                 if row.label is not None:
@@ -93,7 +91,7 @@ class Texts:
             show_progress(f"slice {part}: rows", part.end - part.start) as advance,
         ):
             _write_header(file, 0)
-            for first, batch in read_rows(self.rows, part):
+            for first, batch in read_rows(self.rows, part.start, part.end):
                 kept = {row_id: row for row_id, row in enumerate(batch, start=first) if row.fault not in QUARANTINED}
                 encoded = self.encode(kept)
                 file.write(b"".join(tokens.tobytes() for tokens in encoded.tokens.values()))
@@ -151,13 +149,3 @@ class Encoded:
 def _write_header(file: Any, num_tokens: int) -> None:
     header = {"descr": "<i4", "fortran_order": False, "shape": (num_tokens,)}
     np.lib.format.write_array_header_1_0(file, header)
-
-
-def read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, list[Row]]]:
-    """Yield (first row id, rows) in batches, reading only the row groups that the slice touches."""
-    with pq.ParquetFile(rows) as file:
-        columns = [name for name in Row._fields if name in file.schema_arrow.names]
-        for first, table in read_groups(file, part.start, part.end, columns=columns):
-            result = make_rows(table)
-            for offset in range(0, len(result), _BATCH_ROWS):
-                yield first + offset, result[offset : offset + _BATCH_ROWS]

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import io
-import itertools
 import os
 import struct
 from collections import Counter
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from tasks.data.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, list_class_names, open_parquet
+from tasks.data.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, list_class_names, read_columns
 from tasks.data.sources.row_store import RepeatedRows, StoredRows, keep_rows
 from tasks.params.local_files import ImageFile, digest_source, list_image_files
 from tasks.params.sources import DatasetParams
@@ -85,12 +84,8 @@ def collect_image_facts(stored: StoredRows, num_rows: int, *, repeated: Repeated
             f"allowed: 0-{stored.about.num_rows}"
         )
     faults: Counter[str] = Counter()
-    with open_parquet(stored.file) as file:
-        rows = itertools.chain.from_iterable(
-            zip(*(column.to_pylist() for column in batch.columns), strict=True)
-            for batch in file.iter_batches(256, columns=["row_id", "pixels", "fault"])
-        )
-        for row_id, pixels, fault in itertools.islice(rows, num_rows):
+    for first, group in read_columns(stored.file, 0, num_rows, ["pixels", "fault"]):
+        for row_id, (pixels, fault) in enumerate(zip(group["pixels"], group["fault"], strict=True), first):
             if fault is None:
                 repeated.add(row_id, pixels)
             else:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tasks.data.builtin import corpus, tiny_models
 from tasks.data.row_tokenizer import translate_errors
+from tasks.data.sources.row_policy import read_rows
 from tasks.data.sources.row_store import MAX_CLASSES, store_rows
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.params.local_files import IN_GIT_LFS
@@ -72,7 +73,8 @@ def store_model(
     with fill_folder(folder) as new:
         if model.kind == "builtin":
             number = tiny_models.NUM_TOKENIZER_ROWS
-            texts = [row.text for row in next(store_rows(DatasetParams(source=_TEXTS), number).batches(number))]
+            stored = store_rows(DatasetParams(source=_TEXTS), number)
+            texts = [row.text for _, rows in read_rows(stored.file, 0, number) for row in rows]
         elif commit is not None:
             hub.download_model(model.location, commit, new, has_weights=has_weights)
             _select_files(new, place, has_weights=has_weights)

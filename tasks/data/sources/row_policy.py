@@ -74,35 +74,31 @@ class Row(NamedTuple):
         ).encode()
 
 
-def open_parquet(path: Path) -> Any:
-    """Return the pyarrow.parquet.ParquetFile, to be read in batches of which memory holds one.
+def read_columns(path: Path, start: int, end: int, names: Sequence[str]) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+    """Yield the rows from `start` to before `end`, group by group: position of the first, and name -> values.
 
-    As pyarrow opens it by default, the first batch brings the columns' bytes of the whole file into memory.
+    A group was written as one batch, of bounded size, and memory holds one. Columns that the file lacks are left out.
     """
     import pyarrow.parquet as pq
 
-    return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
-
-
-def read_groups(file: Any, start: int, end: int, *, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    """Yield (position of its first row, pyarrow table) of each row group that rows from `start` to before `end` touch.
-
-    Each without the rows of it that are not asked for; memory holds one.
-    """
     first = 0
-    for group in range(file.num_row_groups):
-        num_rows = file.metadata.row_group(group).num_rows
-        begin, stop = max(start - first, 0), min(end - first, num_rows)
-        if begin < stop:
-            yield first + begin, file.read_row_group(group, columns=list(columns)).slice(begin, stop - begin)
-        first += num_rows
+    # As pyarrow opens it by default, the first group brings the columns' bytes of the whole file into memory.
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+        names = [name for name in names if name in file.schema_arrow.names]
+        for group in range(file.num_row_groups):
+            num_rows = file.metadata.row_group(group).num_rows
+            begin, stop = max(start - first, 0), min(end - first, num_rows)
+            if begin < stop:
+                table = file.read_row_group(group, columns=names).slice(begin, stop - begin)
+                yield first + begin, table.to_pydict()
+            first += num_rows
 
 
-def make_rows(table: Any) -> list[Row]:
-    """Return the rows of a table of rows.parquet, whichever of their fields it has."""
-    names = table.column_names
-    columns = [table.column(name).to_pylist() if name in names else itertools.repeat(None) for name in Row._fields]
-    return list(map(Row, *columns))
+def read_rows(path: Path, start: int, end: int) -> Iterator[tuple[int, list[Row]]]:
+    """Yield the same as rows of text, whichever of their fields the file has."""
+    for first, columns in read_columns(path, start, end, Row._fields):
+        values = (columns.get(name, itertools.repeat(None)) for name in Row._fields)
+        yield first, list(map(Row, *values))
 
 
 class RowCheck:

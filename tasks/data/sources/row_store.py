@@ -5,7 +5,7 @@ import hashlib
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,7 @@ from tasks.data.sources.row_policy import (
     Row,
     RowCheck,
     list_class_names,
-    make_rows,
-    open_parquet,
-    read_groups,
+    read_rows,
 )
 from tasks.data.sources.rows import read_source_values
 from tasks.params.local_files import digest_source
@@ -99,14 +97,6 @@ class StoredRows:
         """sha256 of the local source that the rows were read from; None for other sources."""
         return self.about.identity.get("digest")
 
-    def batches(self, num_rows: int) -> Iterator[list[Row]]:
-        """Yield the first `num_rows` rows of text, in batches."""
-        with open_parquet(self.file) as file:
-            names = [name for name in Row._fields if name in file.schema_arrow.names]
-            # Each was written as one batch, of bounded size; a batch of several would be as large as all of them.
-            for _, table in read_groups(file, 0, num_rows, columns=names):
-                yield make_rows(table)
-
 
 def keep_rows(
     store: Path,
@@ -172,16 +162,15 @@ def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, tar
     classes: Counter[str] = Counter()
     schema = pq.read_schema(stored.file)
     with contextlib.ExitStack() as opened:
-        first, writer = 0, None
+        writer = None
         if num_rows < stored.about.num_rows:
             temporary = opened.enter_context(replace_file(target))
             writer = opened.enter_context(pq.ParquetWriter(temporary, schema, compression="zstd"))
-        for rows in stored.batches(num_rows):
+        for first, rows in read_rows(stored.file, 0, num_rows):
             if writer is not None:
                 writer.write_table(_make_table(first, rows, schema))
             for index, row in enumerate(rows, start=first):
-                raw = row.content
-                digest.update(raw + b"\0")
+                digest.update(row.content + b"\0")
                 if row.label is not None:
                     digest.update(row.label.encode() + b"\0")
                     classes[row.label] += 1
@@ -189,7 +178,6 @@ def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, tar
                     faults[row.fault] += 1
                 if row.fault not in QUARANTINED:
                     repeated.add(index, row.wording)
-            first += len(rows)
     if num_rows == stored.about.num_rows:
         link_file(stored.file, target)
     return {
