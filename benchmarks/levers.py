@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import tempfile
-import time
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import average_pairs, compute_ratio
 from benchmarks.throughput.rows import write_tiny_training
 from tasks.data.builtin.corpus import read_corpus
+from tasks.measuring.arms import Arm
+from tasks.measuring.bench import Bench
+from tasks.measuring.turns import TimedTurns, generate_turns
+from tasks.measuring.workers import open_workers
 from tasks.params import Params
 from tasks.ranks.cell_ranks import make_ranks_config
-from tasks.ranks.launchers.torchrun import LocalRanks
 from training.config import SegmentConfig
-from training.process.files import write_json
 
 _NUM_ROWS, _SEQ_LEN = 768, 512
 
@@ -80,28 +82,31 @@ def measure(levers, folder, *, num_rounds, num_steps):
 
     Return, for each, the ratio of seconds per step with its interval, and what explains it.
     """
-    ranks, name = levers[0].ranks, f"0-{_NUM_ROWS}"
-    work = folder / str(ranks)
-    work.mkdir()
+    cell, name = str(levers[0].ranks), f"0-{_NUM_ROWS}"
     segment = SegmentConfig(range=name, epoch=1, fingerprint="benchmark", slice_dir=(folder / name).resolve())
     config = make_ranks_config(
-        str(ranks), comparison(), device="cpu", base_model=folder / "base_model", work=work, segments=[segment]
+        cell, comparison(), device="cpu", base_model=folder / "base_model", work=folder / cell, segments=[segment]
     )
-    write_json(work / "config.json", config.as_json())
-    arms = {json.dumps(side): side for lever in levers for side in (lever.without, lever.overrides)}
-    write_json(work / "arms.json", {"arms": arms, "rounds": num_rounds, "steps": num_steps})
-    launch = LocalRanks(
-        work / "config.json", world_size=ranks, threads_per_rank=1, log_folder=work / "logs",
-        module="benchmarks.levers_rank",
-    )  # fmt: skip
-    try:
-        while launch.is_running:
-            time.sleep(0.1)
-        if launch.exit_code() != 0:
-            raise RuntimeError(f"the ranks did not end well: {launch.explain_end()}")
-    finally:
-        launch.stop(grace_seconds=0.0)
-    content = json.loads((work / "found.json").read_bytes())
+    sides = {json.dumps(side): side for lever in levers for side in (lever.without, lever.overrides)}
+    arms = [Arm(name=key, cell=cell, variant={"overrides": side}) for key, side in sides.items()]
+    order, timed = generate_turns([*sides], seed=1), TimedTurns()
+    with open_workers({cell: config}, launchers={cell: "torchrun"}, stop=threading.Event()) as workers:
+        bench = Bench(workers, seed=1)
+        bench.build(arms)
+        bench.steps_per_block = num_steps
+        # The order of every other turn is that of the one before from its end.
+        for _ in range(2 * num_rounds):
+            bench.run_turn(arms, order, timed)
+        warm_up = {arm.name: max(facts["warm_up_seconds"] for facts in bench.facts(arm)) for arm in arms}
+    content = {
+        key: {
+            "seconds": [block.seconds for block in blocks],
+            "positions": sum(sum(block.positions_by_rank) for block in blocks)
+            / sum(block.num_tokens for block in blocks),
+            "warm_up_seconds": warm_up[key],
+        }
+        for key, blocks in timed.blocks.items()
+    }
     return [compute_gain(*(content[json.dumps(side)] for side in (lever.without, lever.overrides))) for lever in levers]
 
 

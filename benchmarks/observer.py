@@ -6,7 +6,6 @@ writes benchmarks/results/<date>_<machine>_observer.{json,md}.
 """
 
 import argparse
-import ctypes
 import dataclasses
 import importlib
 import json
@@ -30,21 +29,6 @@ _STEPS_BETWEEN = 2
 """Untimed steps after each switch: torch's classes forget what they had looked up."""
 _BLOCK_SECONDS = 0.25
 _HEADS = 4
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""As malloc.h numbers them for mallopt."""
-_KEPT_BYTES, _LARGEST_IN_HEAP = 1 << 30, 1 << 25
-
-
-def keep_freed_memory():
-    """Have the allocator keep what is freed, as far as it is glibc's.
-
-    Left alone it gives the end of its heap back in every step or never, by which small object happens to lie there:
-    400 to 1,900 page faults per step of one and the same training, and milliseconds that no arm has caused.
-    """
-    allocator = ctypes.CDLL(None)
-    if hasattr(allocator, "mallopt"):
-        allocator.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
-        allocator.mallopt(_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
 
 
 class Switch:
@@ -213,6 +197,10 @@ def main():
     # Before torch is imported.
     os.environ["OMP_NUM_THREADS"] = "1"
     importlib.import_module("benchmarks.observed_training")
+    from training.step.replica import keep_freed_memory
+
+    # Left alone glibc gives the end of its heap back in every step or never, by which small object happens to lie
+    # there: 400 to 1,900 page faults per step of one and the same training, and milliseconds that no arm has caused.
     keep_freed_memory()
     load = os.getloadavg()[0]
     results = []

@@ -90,16 +90,13 @@ class Scatter:
 
 def find_scatter(kind, speedups):
     """Return how the sessions of a kind lie; NaN where fewer than two have a speedup."""
-    texts = [result for result in speedups if result.interval is not None]
-    mine = [item.interval for item in texts if item.kind == kind and item.interval is not None]
+    intervals = [(item.kind, item.interval) for item in speedups if item.interval is not None]
+    mine = [interval for of, interval in intervals if of == kind]
     logs = np.log([interval.value for interval in mine])
     covering = 0
-    for entry in texts:
-        if entry.kind == kind and entry.interval is not None and len(texts) > 1:
-            others = np.log(
-                [other.interval.value for other in texts if other is not entry and other.interval is not None]
-            )
-            covering += entry.interval.contains(float(np.exp(others.mean())))
+    for interval in mine if len(intervals) > 1 else ():
+        others = np.log([other.value for _, other in intervals if other is not interval])
+        covering += interval.contains(float(np.exp(others.mean())))
     return Scatter(
         num_sessions=sum(result.kind == kind for result in speedups),
         num_told=len(mine),
@@ -164,7 +161,7 @@ def measure_session(kind, number):
         started, of = time.perf_counter(), choose_seconds(is_weak=comparison.is_weak)
         speedups = measure_speedups(
             comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
-            burn_in_seconds=comparison.burn_in_seconds, most_share=comparison.most_share, of=of,
+            burn_in_seconds=comparison.burn_in_seconds, most_share=comparison.most_share, seconds_of=of,
             seed=comparison.seed, advance=lambda num_blocks: None,
         )  # fmt: skip
         seconds = time.perf_counter() - started

@@ -4,16 +4,12 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tasks.machine.gpu_facts import find_peak_tflops
 from tasks.measuring.model_flops import find_model_shape
 from training.process.files import write_json
-
-if TYPE_CHECKING:  # the day itself needs no torch, whose import takes seconds of it
-    pass
 
 ROWS_PER_STEP = 64
 

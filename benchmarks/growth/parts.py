@@ -72,21 +72,27 @@ def _plan(work, num_rows):
     return run
 
 
-def _step(work, num_rows):
-    """Run optimizer steps from all over the epoch, their micro-batches made on the spot."""
-    import torch
-
+def _build(work):
+    """Return the strategy of one process, and its ranks."""
     from training.config import read_config
-    from training.data.plan import make_micro_batches
     from training.process.distributed import join_ranks
     from training.strategies.single import step as single
     from training.workloads import causal_lm
 
-    torch.set_num_threads(1)
     config = read_config(work / "training.json")
-    source, plan, _ = _plan(work, num_rows)()
     with join_ranks(config) as ranks:
-        strategy = single.STRATEGY.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
+        return single.STRATEGY.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks), ranks
+
+
+def _step(work, num_rows):
+    """Run optimizer steps from all over the epoch, their micro-batches made on the spot."""
+    import torch
+
+    from training.data.plan import make_micro_batches
+
+    torch.set_num_threads(1)
+    source, plan, _ = _plan(work, num_rows)()
+    strategy, _ = _build(work)
     numbers = np.linspace(1, plan.num_steps, _NUM_TIMED_STEPS).astype(int).tolist()
 
     def item(number):
@@ -182,17 +188,11 @@ def _log_points(work, num_steps):
 
 def _checkpoint(work, num_rows):
     """Save a finished epoch: weights, optimizer, ledger, step lines, durably."""
-    from training.config import read_config
-    from training.process.distributed import join_ranks
     from training.process.events import EventStream
     from training.record.segment_facts import SegmentFacts
     from training.state.checkpoint import CheckpointStore
-    from training.strategies.single import step as single
-    from training.workloads import causal_lm
 
-    config = read_config(work / "training.json")
-    with join_ranks(config) as ranks:
-        strategy = single.STRATEGY.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
+    strategy, ranks = _build(work)
     record = _enter(work, num_rows)()
     events = EventStream(work / "events.jsonl", rank=0)
     store = CheckpointStore(work / "checkpoints", model_name="model", world_size=1, exact=False, events=events)

@@ -96,18 +96,16 @@ class Found:
         }
 
 
-def hold_contest(setup, peer, work, *, settings, max_seconds, half_width=0.02, min_rounds=MIN_ROUNDS, ends_at=math.inf):
+def hold_contest(setup, peer, work, *, settings, max_seconds, min_rounds=MIN_ROUNDS, ends_at=math.inf):
     """Return how our units per second compare with the peer's, each at its setting.
 
     No round is begun that would end after `ends_at`, by time.monotonic(), but the first; there may then be no interval.
     """
     names, blocks = (OURS, peer), {OURS: Blocks(), peer: Blocks()}
-    stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
+    stopping = Stopping(max_seconds=max_seconds, min_rounds=min_rounds)
 
-    def look(confidence):
-        result = _estimate({name: block.seconds for name, block in blocks.items()}, peer, confidence=confidence)
-        assert result is not None
-        return {peer: result}
+    def look(confidence=0.95):
+        return _estimate({name: block.seconds for name, block in blocks.items()}, peer, confidence=confidence)
 
     with groups(setup, names, work) as running:
         for name in names:
@@ -125,10 +123,9 @@ def hold_contest(setup, peer, work, *, settings, max_seconds, half_width=0.02, m
             if not stopping.goes_on(num_rounds, seconds=seconds, look=look):
                 reason = stopping.reason
                 break
-    outcome = stopping.intervals.get(peer) or _estimate({name: block.seconds for name, block in blocks.items()}, peer)
     return Found(
-        setup=setup, peer=peer, settings=settings, blocks=blocks, ratio=outcome, stopped_because=reason,
-        load=os.getloadavg()[1],
+        setup=setup, peer=peer, settings=settings, blocks=blocks, ratio=stopping.interval or look(),
+        stopped_because=reason, load=os.getloadavg()[1],
     )  # fmt: skip
 
 

@@ -41,12 +41,8 @@ def data_folder(named):
     return folder
 
 
-def abstract_texts(folder, num_rows):
-    """Return the first abstracts."""
-    return _abstract_column(folder, "text", num_rows)
-
-
 def _abstract_column(folder, name, num_rows):
+    """Return the `text` or the `category` of the first abstracts."""
     import pyarrow.parquet as pq
 
     values = []
@@ -56,15 +52,6 @@ def _abstract_column(folder, name, num_rows):
             if len(values) >= num_rows:
                 break
     return values[:num_rows]
-
-
-def place_qwen2_tokenizer(data, folder):
-    """Unpack the Qwen2 tokenizer of the data folder as a transformers folder has it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    packed = (data / "qwen2-tokenizer.json.xz").read_bytes()
-    (folder / "tokenizer.json").write_bytes(lzma.decompress(packed))
-    config = (data / "qwen2-tokenizer_config.json").read_bytes()
-    (folder / "tokenizer_config.json").write_bytes(config)
 
 
 @functools.cache
@@ -80,8 +67,10 @@ def token_rows(data, num_rows):
             write_tiny_qwen2(folder, texts[:NUM_TOKENIZER_ROWS])
             label = "built-in documentation text with the built-in tokenizer"
         else:
-            texts = abstract_texts(data, num_rows)
-            place_qwen2_tokenizer(data, folder)
+            texts = _abstract_column(data, "text", num_rows)
+            # As a transformers folder has it.
+            (folder / "tokenizer.json").write_bytes(lzma.decompress((data / "qwen2-tokenizer.json.xz").read_bytes()))
+            (folder / "tokenizer_config.json").write_bytes((data / "qwen2-tokenizer_config.json").read_bytes())
             label = "arXiv abstracts with the Qwen2 tokenizer"
         rows, size = _tokenised(folder, texts[:num_rows])
     return TokenRows(rows=rows, vocab_size=size, label=label)
@@ -100,7 +89,7 @@ def write_labelled_texts(data, folder, num_rows):
         label = "built-in documentation text, classes are its packages"
     else:
         labels = [name.partition(".")[0] for name in _abstract_column(data, "category", num_rows)]
-        texts, label = abstract_texts(data, num_rows), "arXiv abstracts, classes are their subjects"
+        texts, label = _abstract_column(data, "text", num_rows), "arXiv abstracts, classes are their subjects"
     names = sorted(set(labels))
     (folder / "model").mkdir(parents=True)
     write_tiny_modernbert(folder / "model", texts[:NUM_TOKENIZER_ROWS], names)

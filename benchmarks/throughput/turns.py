@@ -72,10 +72,9 @@ class Turns:
 
     def _receive(self):
         try:
-            asked = json.loads(self._line.recv_bytes())
+            return json.loads(self._line.recv_bytes())
         except EOFError:
             return None
-        return asked
 
     def _say(self, answer):
         self._line.send_bytes(json.dumps({"rank": self._rank, **answer}).encode())

@@ -12,10 +12,7 @@ from benchmarks.throughput.peers.feeding import (
     rows_in_order,
 )
 
-
-def settings(job):
-    """Return collator, order and micro-batch sizes."""
-    return feeding_settings(job)
+settings = feeding_settings
 
 
 def run(job, turns):
