@@ -24,6 +24,7 @@ from tasks.reporting.results import Results, read_results, write_results
 from tasks.reporting.timeline import write_timelines
 from tasks.reporting.verdict import make_verdict, name_state, sort_by_merit
 from tasks.services.tracker import log_report
+from training.process.files import write_json
 
 _INPUTS = ("raw", "base_model", "slices", "measurements", "runs", "evaluation", "machine")
 
@@ -36,7 +37,7 @@ def make_report(outputs: Outputs, reports: Path, provenance: Provenance | None =
     results = results.model_copy(update={"provenance": provenance})
     write_report(results, reports)
     write_timelines(reports / "timelines", outputs.measurement.timelines if outputs.measurement else {})
-    data_files.write_metrics(reports / "metrics.json", results)
+    write_json(reports / "metrics.json", data_files.collect_metrics(results))
     data_files.write_epochs(reports / "epochs.csv", results)
     data_files.write_losses(reports / "losses.csv", outputs)
     write_blocks(reports / BLOCKS_FILE, [] if outputs.measurement is None else outputs.measurement.blocks)

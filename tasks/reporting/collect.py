@@ -1,7 +1,6 @@
 """From what the stages wrote to Results: the figures of every cell, the gates, the verdict."""
 
 import math
-from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from tasks.gates.checks import check_gates, compute_standings
 from tasks.gates.equivalence import list_equivalences
+from tasks.inputs.snapshot import walk_leaves
 from tasks.params.choices import read_unit
 from tasks.process.wording import replace_unprintable
 from tasks.records.evaluation import EvaluatedSample, compute_perplexity
@@ -61,7 +61,11 @@ def collect_results(outputs: Outputs) -> Results:
             heldout=SliceFacts.take_from(outputs.heldout),
             workload=trained.workload,
             unit=read_unit(trained.workload),
-            train=dict(_flatten(trained.train)),
+            train={
+                name: ", ".join(value) if isinstance(value, list) else value
+                for name, value in walk_leaves(trained.train)
+                if value is not None
+            },
             recorded={
                 **{name: recorded.get(name, {}) for name in ("versions", "kernels", "environment")},
                 "packages": {
@@ -86,15 +90,6 @@ def collect_results(outputs: Outputs) -> Results:
         cost=compute_cost(outputs, given) if given else None,
     )
     return results.model_copy(update={"verdict": make_verdict(results), "state": name_state(results)})
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
-    """Yield each value by its name, those of a section as `section.name`, a list as its words; none of null."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        elif value is not None:
-            yield f"{prefix}{name}", ", ".join(value) if isinstance(value, list) else value
 
 
 def _collect_cell(outputs: Outputs, cell: str, *, standing: Standing, is_withheld: bool) -> CellResults:

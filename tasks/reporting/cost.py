@@ -6,7 +6,7 @@ Every figure follows from the tokens per second of the cells, so that all of the
 from typing import Literal
 
 from tasks.records.facts import Record
-from tasks.records.measurement import CellSpeed, Waterfall
+from tasks.records.measurement import Waterfall
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 
@@ -84,14 +84,10 @@ def compute_cost(outputs: Outputs, cells: list[CellResults]) -> Cost:
     )  # fmt: skip
 
 
-def _select_throughput(cell: CellResults, speed: CellSpeed | None) -> float:
-    return (cell.whole if speed is None else speed).tokens_per_second
-
-
 def _compute_cell_cost(
     cell: CellResults, first: CellResults, *, price: float | None, waterfall: Waterfall | None, is_measured: bool
 ) -> CellCost:
-    rate, rate_of_first = (_select_throughput(item, item.speed if is_measured else None) for item in (cell, first))
+    rate, rate_of_first = ((item if is_measured else item.whole).tokens_per_second for item in (cell, first))
     # A gate fails where ranks share devices.
     num_devices, num_tokens = cell.world_size, cell.whole.num_tokens
     tokens_per_epoch, seconds = num_tokens / cell.num_epochs, num_tokens / rate

@@ -8,7 +8,7 @@ from typing import Any
 from tasks.records.outputs import Outputs
 from tasks.reporting.results import Results
 from tasks.reporting.verdict import sort_by_merit
-from training.process.files import replace_file, write_json
+from training.process.files import replace_file
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -28,11 +28,6 @@ def collect_metrics(results: Results) -> dict[str, Any]:
         if model.model == cell.cell and (value := getattr(model, name)) is not None
     }
     return {"state": results.state, "cell": cell.cell, **rates, **quality}
-
-
-def write_metrics(path: Path, results: Results) -> None:
-    """Write metrics.json, whole or not at all."""
-    write_json(path, collect_metrics(results))
 
 
 def write_epochs(path: Path, results: Results) -> None:

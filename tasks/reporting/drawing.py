@@ -1,5 +1,6 @@
 """Charts as SVG: one palette for light and dark, text that stays text, the same bytes for the same results."""
 
+import html
 import json
 import math
 import re
@@ -11,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, cast
 from tasks.process import wording
 from tasks.records.estimate import Estimate
 from tasks.reporting.render import ShownChart
-from tasks.reporting.results import Results
+from tasks.reporting.results import HeldoutCurve, LossCurve, Results
 from training.registry import import_file
 
 Axes: TypeAlias = Any
@@ -136,15 +137,26 @@ def name_points(axes: Axes, points: Sequence[tuple[str, float, Estimate]]) -> No
         taken.append(note.get_window_extent())
 
 
-def draw_curve(
-    axes: Axes, number: int, cell: str, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str], marker: str = ""
+def draw_losses(
+    axes: Axes, results: Results, curves: Sequence[LossCurve | HeldoutCurve], *, what: str, marker: str = ""
 ) -> None:
-    """Draw the line of the cell of this number, what to say at each point; the first is broad: others may lie on it."""
-    axes.plot(
-        xs, ys, color=select_color(number), linestyle=select_dashes(number), linewidth=1.3 if number else 3.2,
-        alpha=1 if number else 0.55, marker=marker, markersize=4, label=shorten(cell),
-    )  # fmt: skip
-    add_hover_points(axes, xs, ys, texts)
+    """Draw a line per cell, its points marked if asked; `what` the losses are is said at the axis.
+
+    The first cell's is broad: others may lie on it.
+    """
+    for curve in curves:
+        number = [cell.cell for cell in results.cells].index(curve.cell)
+        axes.plot(
+            curve.steps, curve.losses, color=select_color(number), linestyle=select_dashes(number), marker=marker,
+            linewidth=1.3 if number else 3.2, alpha=1 if number else 0.55, markersize=4, label=shorten(curve.cell),
+        )  # fmt: skip
+        texts = [f"{curve.cell}, step {step}: {loss:.4f}" for step, loss in zip(curve.steps, curve.losses, strict=True)]
+        add_hover_points(axes, curve.steps, curve.losses, texts)
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel(f"{what} ({results.loss_unit})")
+    axes.margins(x=0.02)
+    axes.grid()
+    add_legend(axes)
 
 
 def set_height(axes: Axes, inches: float) -> None:
@@ -152,9 +164,9 @@ def set_height(axes: Axes, inches: float) -> None:
     axes.get_figure(root=True).set_figheight(inches)
 
 
-def shorten(name: str, most: int = 16) -> str:
+def shorten(name: str) -> str:
     """Return the name, cut in the middle if it is too long for an axis."""
-    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most // 2 - 1) :]}"
+    return name if len(name) <= 16 else f"{name[:8]}…{name[-7:]}"
 
 
 def show_chart(name: str, chart: Chart, results: Results) -> ShownChart:
@@ -195,7 +207,8 @@ def draw_svg(name: str, chart: Chart, results: Results) -> str:
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{name}-", svg).replace("xlink:", "")
     head, _, rest = svg.partition(">")
     shown = show_chart(name, chart, results)
-    description = f"<title>{_escape(shown.title)}</title><desc>{_escape(shown.alternative)}</desc>"
+    title, words = (html.escape(text, quote=False) for text in (shown.title, shown.alternative))
+    description = f"<title>{title}</title><desc>{words}</desc>"
     return f'<svg{head} role="img">{_STYLESHEET}{description}{rest}'
 
 
@@ -230,7 +243,7 @@ def _insert_titles(svg: str) -> str:
     first, *parts = re.split(rf'<g id="{_HOVER}([0-9a-f]*)">', svg)
     shown = [first]
     for hidden, rest in zip(parts[::2], parts[1::2], strict=True):
-        titles = [f"<title>{_escape(text)}</title>" for text in json.loads(bytes.fromhex(hidden))]
+        titles = [f"<title>{html.escape(text, quote=False)}</title>" for text in json.loads(bytes.fromhex(hidden))]
         if len(titles) == 1:
             shown.append(f'<g class="hover">{titles[0]}{rest}')
             continue
@@ -239,7 +252,3 @@ def _insert_titles(svg: str) -> str:
         points = [f"{use}>{title}</use>" for use, title in zip(uses, titles, strict=False)]
         shown += ["<g>", pieces[0], *[part for pair in zip(points, pieces[2::2], strict=True) for part in pair]]
     return "".join(shown)
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

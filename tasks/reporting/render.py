@@ -7,6 +7,7 @@ that a name out of the data never becomes markup.
 import base64
 import functools
 import hashlib
+import html
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -168,8 +169,7 @@ def escape(text: Any) -> Markup:
     """Return a text as one line of Markdown in which nothing is markup, a table's border, HTML or a mention."""
     if isinstance(text, Markup):
         return text
-    line = _SPECIAL.sub(r"\\\1", re.sub(r"\s+", " ", str(text)))
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = html.escape(_SPECIAL.sub(r"\\\1", re.sub(r"\s+", " ", str(text))), quote=False)
     # An underscore inside a word is no emphasis, and names read better without the backslash.
     line = re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", line)
     return Markup(re.sub(r"(?<!\w)@(?=\w)", "@\N{WORD JOINER}", line))

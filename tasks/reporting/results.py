@@ -119,11 +119,6 @@ class Quality(Record):
         """Whether the rows have classes."""
         return any(model.accuracy is not None for model in self.models)
 
-    @property
-    def has_responses(self) -> bool:
-        """Whether the rows are prompts with responses, of which alone the loss is."""
-        return any(model.accuracy_tokens is not None for model in self.models)
-
 
 class LossCurve(Record):
     """Training loss of one cell over its optimizer steps, thinned for drawing; losses.csv has every step."""
@@ -209,7 +204,9 @@ class Results(Record):
         """What a loss is counted in."""
         if self.quality.is_classified:
             return "nats per sample"
-        return "nats per token of the response" if self.quality.has_responses else "nats per token"
+        # Of prompts with responses the loss is of these alone.
+        has_responses = any(model.accuracy_tokens is not None for model in self.quality.models)
+        return "nats per token of the response" if has_responses else "nats per token"
 
     @property
     def baseline(self) -> CellResults:

@@ -42,19 +42,10 @@ class TimeToLoss(Record):
     """The cells, the baseline first."""
 
 
-def smooth_losses(losses: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Return the means over `window` neighbouring steps: as many as there are steps, less `window` - 1.
-
-    Raises ValueError if there are fewer steps than that.
-    """
-    if not 1 <= window <= len(losses):
-        raise ValueError(f"window must be 1 to {len(losses)} steps; got {window}")
-    return np.lib.stride_tricks.sliding_window_view(losses, window).mean(axis=1)
-
-
 def find_first_reached(losses: NDArray[np.float64], *, target: float, window: int) -> int | None:
     """Return the index of the step after which the smoothed loss is `target` or less for the first time, or None."""
-    reached = np.flatnonzero(smooth_losses(losses, window) <= target)
+    smoothed = np.lib.stride_tricks.sliding_window_view(losses, window).mean(axis=1)
+    reached = np.flatnonzero(smoothed <= target)
     return int(reached[0]) + window - 1 if len(reached) else None
 
 
@@ -69,7 +60,7 @@ def compute_time_to_loss(outputs: Outputs) -> TimeToLoss | None:
         return None
     window = max(1, min(_MOST_STEPS, fewest // _SHARE_OF_STEPS))
     stated = outputs.params.quality.target_loss
-    last = float(smooth_losses(losses[outputs.params.baseline], window)[-1])
+    last = float(losses[outputs.params.baseline][-window:].mean())
     target = last * (1 + NEAR_SHARE) if stated is None else stated
     cells = []
     for cell, run in outputs.runs.items():

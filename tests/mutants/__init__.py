@@ -177,7 +177,10 @@ MUTANTS = [
         "tasks/reporting/test_standing.py",
         "tasks/reporting/test_verdict.py",
     ),
-    _mutant("tasks.reporting.cost:_select_throughput", _times(2)),
+    _mutant(
+        "tasks.reporting.cost:_compute_cell_cost",
+        lambda of, *given, price, **named: of(*given, price=price and 2 * price, **named),
+    ),
     _mutant("tasks.reporting.data_files:escape_formula", _first, "hostile/test_names.py"),
     _mutant(
         "tasks.reporting.verdict:sort_by_merit",

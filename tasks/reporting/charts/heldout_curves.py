@@ -1,7 +1,7 @@
 """Loss on the held-out rows while the cells trained, laid over each other."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import Axes, add_legend, draw_curve
+from tasks.reporting.drawing import Axes, draw_losses
 from tasks.reporting.results import HeldoutCurve, Results
 
 TITLE = "Held-out loss"
@@ -30,15 +30,7 @@ def describe_chart(results: Results) -> str:
 
 def draw(results: Results, axes: Axes) -> None:
     """Draw a line per cell."""
-    for curve in _list_curves(results):
-        number = [cell.cell for cell in results.cells].index(curve.cell)
-        texts = [f"{curve.cell}, step {step}: {loss:.4f}" for step, loss in zip(curve.steps, curve.losses, strict=True)]
-        draw_curve(axes, number, curve.cell, curve.steps, curve.losses, texts, marker="o")
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel(f"held-out loss ({results.loss_unit})")
-    axes.margins(x=0.02)
-    axes.grid()
-    add_legend(axes)
+    draw_losses(axes, results, _list_curves(results), what="held-out loss", marker="o")
 
 
 def _list_curves(results: Results) -> list[HeldoutCurve]:

@@ -1,7 +1,7 @@
 """Training loss of the cells laid over each other."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import Axes, add_legend, draw_curve
+from tasks.reporting.drawing import Axes, draw_losses
 from tasks.reporting.results import LossCurve, Results
 
 TITLE = "Training loss"
@@ -30,14 +30,7 @@ def describe_chart(results: Results) -> str:
 
 def draw(results: Results, axes: Axes) -> None:
     """Draw a line per cell."""
-    for number, curve in enumerate(_list_curves(results)):
-        texts = [f"{curve.cell}, step {step}: {loss:.4f}" for step, loss in zip(curve.steps, curve.losses, strict=True)]
-        draw_curve(axes, number, curve.cell, curve.steps, curve.losses, texts)
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel(f"loss ({results.loss_unit})")
-    axes.margins(x=0.02)
-    axes.grid()
-    add_legend(axes)
+    draw_losses(axes, results, _list_curves(results), what="loss")
 
 
 def _list_curves(results: Results) -> list[LossCurve]:
