@@ -94,10 +94,10 @@ def send_report(
     trackers: list[str],
 ) -> bool:
     """Send a finished comparison to the trackers and return True, or warn, note who missed it and return False."""
-    report = collect_report(results, reports)
+    report, runs = collect_report(results, reports), {folder.name: folder for folder in cells}
     missed = []
     for tracker in trackers:
-        sent, problem = attempt_within(REPORT_SECONDS, _send_all, tracker, params, comparison, report, cells)
+        sent, problem = attempt_within(REPORT_SECONDS, _send, tracker, params, comparison, runs, report)
         shown = redact(load_tracker(tracker).choose_uri(params.tracking.uri))
         if problem is None:
             _log.info("%s: %d values sent to %s in %s", tracker, sent, comparison.experiment, shown)
@@ -121,36 +121,27 @@ def send_trials(
 
     A tracker that cannot be reached is one warning line: the next search sends what it missed.
     """
-
-    def send(tracker: str) -> int:
-        store = _open_runs(tracker, params, search)
-        sent = sum(_send_cell(store, folder, name=name) for name, folder in runs.items())
-        return sent + (store.send_report(report) if report else 0)
-
     for tracker in params.tracking.kinds:
-        _, problem = attempt_within(REPORT_SECONDS, send, tracker)
+        _, problem = attempt_within(REPORT_SECONDS, _send, tracker, params, search, runs, report)
         if problem is not None:
             _log.warning("%s: %s; nothing is lost, the next `make search` sends what is missing", tracker, problem)
 
 
-def _send_all(tracker: str, params: Params, comparison: TrackedComparison, report: Report, cells: list[Path]) -> int:
-    runs = _open_runs(tracker, params, comparison)
-    runs.withdraw(report.figures)
-    return sum(_send_cell(runs, folder) for folder in cells) + runs.send_report(report)
+def _send(
+    tracker: str, params: Params, comparison: TrackedComparison, runs: Mapping[str, Path], report: Report | None
+) -> int:
+    """Send what the tracker lacks of finished runs (name -> folder) and of the report; return the number of values."""
+    store, sent = _open_runs(tracker, params, comparison), 0
+    if report is not None:
+        store.withdraw(report.figures)
+    for name, folder in runs.items():
+        facts = RunFile.read(folder)
+        run = store.open_cell(name, flatten(facts.content(exclude={"segments", "final_checkpoint"})))
+        sent += send_segments(run, [folder / part.folder for part in facts.segments])
+        run.set_status("FINISHED")
+    return sent + (store.send_report(report) if report else 0)
 
 
 def _open_runs(tracker: str, params: Params, comparison: TrackedComparison) -> Runs:
     result = load_tracker(tracker)
     return result.open_runs(comparison, uri=result.choose_uri(params.tracking.uri))
-
-
-def _send_cell(runs: Runs, folder: Path, *, name: str | None = None) -> int:
-    """Send what the tracker lacks of the finished cell in `folder`; return the number of values sent.
-
-    `name`: of its run; by default the cell's.
-    """
-    facts = RunFile.read(folder)
-    run = runs.open_cell(name or facts.cell, flatten(facts.content(exclude={"segments", "final_checkpoint"})))
-    sent = send_segments(run, [folder / part.folder for part in facts.segments])
-    run.set_status("FINISHED")
-    return sent
