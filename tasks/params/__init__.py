@@ -13,7 +13,6 @@ from pydantic import Field, ValidationError, model_validator
 from tasks.params.cells import (
     CellParams,
     RayParams,
-    count_statistics_rows,
     list_packages,
     require_fit,
     require_installed_adapter,
@@ -36,7 +35,6 @@ from tasks.params.sources import (
     DatasetParams,
     ModelParams,
     Range,
-    count_rows_needed,
     require_model_for,
 )
 from tasks.params.strict_yaml import read_strict_yaml
@@ -150,7 +148,8 @@ class Params(Section):
     @property
     def num_rows_needed(self) -> int:
         """Rows of the data set up to the end of the last slice that is asked for."""
-        return count_rows_needed(self.ranges if self.dataset.heldout_source else [*self.ranges, self.heldout])
+        asked = self.ranges if self.dataset.heldout_source else [*self.ranges, self.heldout]
+        return max(part.end for part in asked)
 
     @property
     def heldout_name(self) -> str:
@@ -278,7 +277,8 @@ class Params(Section):
 
     def count_statistics_rows(self, cell: str) -> int:
         """Return how many rows batch normalisation is over in the cell, all ranks' of one forward; 0: there is none."""
-        return count_statistics_rows(self.model, self.train, self.cells[cell])
+        rows = self.count_shares(cell) * self.train_of(cell).micro_batch_size
+        return rows if self.model.norm == "sync_batch" else 0
 
     def read_package_versions(self, cell: str) -> dict[str, str]:
         """Return package -> the version that is installed, of those that compute the cell's updates.

@@ -109,11 +109,6 @@ def require_fit(cell: str, spread: CellParams, train: TrainParams, workload: str
         raise ValueError(wrong)
 
 
-def count_statistics_rows(model: "ModelParams", train: TrainParams, cell: CellParams) -> int:
-    """Return how many rows a cell normalises together, all ranks' of one forward; 0: none, each row by itself."""
-    return cell.shares * (cell.micro_batch_size or train.micro_batch_size) if model.norm == "sync_batch" else 0
-
-
 def require_same_statistics(model: "ModelParams", train: TrainParams, cells: Mapping[str, CellParams]) -> None:
     """Raise ValueError, with the remedy, where batch normalisation would not be over the same rows in all cells.
 
@@ -131,10 +126,10 @@ def require_same_statistics(model: "ModelParams", train: TrainParams, cells: Map
         raise ValueError(
             "train.micro_batch_size: got auto with model.norm sync_batch, where it is work; allowed: a number"
         )
-    first = next(iter(cells))
-    wanted = count_statistics_rows(model, train, cells[first])
-    for name, cell in cells.items():
-        rows, shares = count_statistics_rows(model, train, cell), cell.world_size
+    together = {name: cell.shares * (cell.micro_batch_size or train.micro_batch_size) for name, cell in cells.items()}
+    first, wanted = next(iter(together.items()))
+    for name, rows in together.items():
+        shares = cells[name].world_size
         if rows != wanted:
             remedy = (
                 f"cells.{name}.micro_batch_size: {wanted // shares}"

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tasks.params.prompts import read_template
-from tasks.params.sources import DatasetParams, ModelParams, RowRange, count_rows_needed
+from tasks.params.sources import DatasetParams, ModelParams, RowRange
 from training.process.files import digest_file, digest_json
 
 _WEIGHTS = (".pth", ".pt", ".safetensors")
@@ -85,7 +85,7 @@ def _check_rows(dataset: DatasetParams, asked: dict[str, list[RowRange]], *, bas
     """Raise ValueError if the data set has fewer rows than are asked for, by key of params.yaml."""
     if dataset.kind != "path":
         return
-    needed = count_rows_needed([part for parts in asked.values() for part in parts])
+    needed = max(part.end for parts in asked.values() for part in parts)
     try:
         source = base / dataset.location
         if not source.is_file() and not source.is_dir():

@@ -79,11 +79,6 @@ def _parse_range(value: Any) -> RowRange:
 Range = Annotated[RowRange, BeforeValidator(_parse_range), PlainSerializer(str, return_type=str)]
 
 
-def count_rows_needed(parts: list[RowRange]) -> int:
-    """Return the rows of a data set up to the end of the last slice that is asked for."""
-    return max(part.end for part in parts)
-
-
 class Source(Section):
     source: str
     """`builtin:NAME`, `hub:OWNER/NAME` (Hugging Face Hub) or `path:FILE_OR_FOLDER` (relative to params.yaml)."""
