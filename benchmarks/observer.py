@@ -32,10 +32,7 @@ _HEADS = 4
 
 
 class Switch:
-    """Puts back what was there before the observer came, and the observer again.
-
-    The audit hook of Python cannot be taken away: what it costs is told by processes of their own alone.
-    """
+    """Puts back what was there before the observer came, and the observer again."""
 
     def __init__(self):
         import torch
@@ -185,7 +182,7 @@ def _format_row(results):
 def main():
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--widths", type=int, nargs="+", default=[16, 96])
+    parser.add_argument("--widths", type=int, nargs="+", default=[40, 16, 96])
     parser.add_argument("--seconds", type=float, default=100.0, help="of blocks in one process, for each width")
     parser.add_argument("--rounds", type=int, default=8, help="of processes of their own, at the first width; 0: none")
     parser.add_argument("--results", type=Path, default=RESULTS)

@@ -2,11 +2,16 @@
 
 import argparse
 import functools
+import io
 import os
+import pathlib
 import re
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +24,6 @@ from ddp_audit.observer.samples import digest_one_by_one, list_tensors
 _ASKED = re.compile(
     r"epoch|max_?(steps|iter)|num_?(steps|iter)|resume|restore|init_from|load_from|patience|early|seed", re.IGNORECASE
 )
-_EVENTS = frozenset({"open", "socket.connect", "subprocess.Popen", "os.system", "os.posix_spawn", "os.exec"})
 _MOST_FILES = 2_000
 _SHORT_NAME = 2
 _COLLECTIVES = (
@@ -40,17 +44,28 @@ class Surroundings:
 
     def watch(self) -> None:
         """From now on they are watched."""
-        see, events = self._see_event, _EVENTS
-
-        def on_output(event: str, arguments: Any) -> None:
-            # An optimizer's step alone asks for the numbers of 150 objects, each of which is an event.
-            if event in events:
-                see(event, arguments)
-
-        sys.addaudithook(on_output)
+        # Python's own events would tell of all this, but an optimizer's step alone asks for the numbers of 150 objects,
+        # each of which is an event and would cost more than the rest of what is watched.
+        replaced = {id(io.open): self._make_observed_open(io.open)}
+        for owner, names, see in (
+            (socket.socket, ("connect", "connect_ex"), self._see_connection),
+            (subprocess.Popen, ("__init__",), self._see_process),
+            (os, ("system", "posix_spawn", "posix_spawnp"), self._see_process),
+            (os, ("execv", "execve"), self._see_replaced),
+        ):
+            for name in names:
+                original = getattr(owner, name)
+                self._wrap(owner, name, before=see)
+                replaced[id(original)] = getattr(owner, name)
+        # Some modules, as tarfile, have taken them by name; until Python 3.10 a class has.
+        for place in (*sys.modules.values(), vars(pathlib).get("_NormalAccessor")):
+            if type(place) in (ModuleType, type):
+                for name, value in list(vars(place).items()):
+                    if id(value) in replaced:
+                        setattr(place, name, replaced[id(value)])
         self._time(torch, "save", timeline.CHECKPOINT)
         # It opens its file where no event tells of it.
-        self._wrap(torch, "save", before=lambda _content, f, *_: self._see_open(f, "w", 0))
+        self._wrap(torch, "save", before=lambda _content, f, *_: self._see_open(f, "w"))
         self._wrap(torch, "load", after=self._see_loaded)
         for name in _COLLECTIVES if dist.is_available() else ():
             if hasattr(dist, name):
@@ -121,17 +136,27 @@ class Surroundings:
             self._loaded[path] = digest_one_by_one(tensor for _, tensor in list_tensors(whole))
             self._record.write("read", path=path)
 
-    def _see_event(self, event: str, arguments: Any) -> None:
-        if event == "open":
-            self._guard(self._see_open, *arguments)
-        elif event == "os.exec":
-            self._guard(self._flush)
-            self._record.write("replaced", program=str(arguments[0]))
-        elif is_main_thread() and (event != "socket.connect" or isinstance(arguments[1], tuple)):
-            kind = timeline.NETWORK if event == "socket.connect" else timeline.SUBPROCESS
-            self._guard(self._times.name_the_rest, kind)
+    def _see_replaced(self, program: Any, *_: Any) -> None:
+        self._flush()
+        self._record.write("replaced", program=str(program))
 
-    def _see_open(self, path: Any, mode: Any, _flags: Any) -> None:
+    def _see_connection(self, _socket: Any, address: Any) -> None:
+        if is_main_thread() and isinstance(address, tuple):
+            self._times.name_the_rest(timeline.NETWORK)
+
+    def _see_process(self, *_: Any) -> None:
+        if is_main_thread():
+            self._times.name_the_rest(timeline.SUBPROCESS)
+
+    def _make_observed_open(self, original: Any) -> Any:
+        def observed(file: Any, mode: Any = "r", *arguments: Any, **named: Any) -> Any:
+            self._guard(self._see_open, file, mode)
+            return original(file, mode, *arguments, **named)
+
+        # In a class it becomes no method, as little as the builtin one.
+        return functools.update_wrapper(functools.partial(observed), original)
+
+    def _see_open(self, path: Any, mode: Any) -> None:
         if not isinstance(path, str | bytes | os.PathLike) or not isinstance(mode, str):
             return
         # Where a file is made or appended to, and any that a run may be asked to go on from.

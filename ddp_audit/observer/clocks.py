@@ -34,16 +34,13 @@ class ScriptLines:
     def __init__(self) -> None:
         script = Path(sys.argv[0] if sys.argv and sys.argv[0] else ".").absolute()
         self._folder = str(script.parent)
-        self._is_own: dict[str, bool] = {}
+        self.owns: Callable[[str], bool] = functools.cache(self._owns)
+        """Whether a file is the script's own; what is known already costs no line of Python."""
 
-    def owns(self, file: str) -> bool:
-        """Return whether a file is the script's own."""
-        value = self._is_own.get(file)
-        if value is None:
-            whole = str(Path(file).absolute())
-            is_foreign = whole.startswith(_OURS) or any(item in whole for item in _FOREIGN)
-            value = self._is_own[file] = whole.startswith(self._folder) and not is_foreign
-        return value
+    def _owns(self, file: str) -> bool:
+        whole = str(Path(file).absolute())
+        is_foreign = whole.startswith(_OURS) or any(item in whole for item in _FOREIGN)
+        return whole.startswith(self._folder) and not is_foreign
 
     def find(self) -> Line | None:
         """Return the innermost line of the script that is being run; None where there is none."""
@@ -95,7 +92,7 @@ class Clocks:
     def __init__(self, record: Record, guard: Guard, times: Timeline, lines: ScriptLines) -> None:
         self._record, self._guard, self._times, self._lines = record, guard, times, lines
         self._known: dict[float, _Reading] = {}
-        self._kept: list[tuple[float, _Reading, list[float]]] = []
+        self._kept: list[Any] = []
         """Readings, with the floats that the frame held, which are matched together: that is cheaper."""
         self._windows: dict[tuple[tuple[str, int], tuple[str, int]], list[float]] = {}
         """Two lines that read a clock -> how many spans between them, their steps and seconds, those of each OTHERS."""
@@ -120,16 +117,16 @@ class Clocks:
         return read
 
     def _see(self, value: float, frame: Any) -> None:
-        at, others = self._times.look()
-        now = _Reading((frame.f_code.co_filename, frame.f_lineno), at, others, self.count_steps())
-        self._kept.append((value, now, _list_floats(frame)))
+        place = frame.f_code.co_filename, frame.f_lineno
+        self._kept.append((value, place, *self._times.look(), self.count_steps(), _list_floats(frame)))
         if len(self._kept) >= _MOST_KEPT:
             self.match()
 
     def match(self) -> None:
         """Find what can have been timed by the readings since the last call."""
         kept, self._kept = self._kept, []
-        for value, now, floats in kept:
+        for value, *reading, floats in kept:
+            now = _Reading(*reading)
             for item in floats:
                 earlier = self._known.get(item)
                 if earlier is not None and now.step > earlier.step:

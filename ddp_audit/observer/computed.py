@@ -32,7 +32,8 @@ _TRAINED_BY_A_STEP_OF_ITS_OWN = "LightningModule"
 _HEADS = 512
 _HEAD_TOKENS = 64
 _ONE_IN = 64
-"""Of the rows with an index, after the steps that are read, so many have one whose content is digested."""
+"""Of the rows with an index, after the steps that are read, one in so many has its content digested; a power of two."""
+_get_turn = (_ONE_IN - 1).__and__
 _MASK = "attention_mask"
 _WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 _IGNORED = -100
@@ -55,6 +56,7 @@ class _Model:
     number: int
     wrapper: Callable[[], Any]
     """What spreads it over ranks: the module itself, or one inside; None for none."""
+    wrapper_name: str
     learner: Callable[[], Any] = lambda: None
     """A parameter of it that learned when one was last found."""
     is_frozen: bool = False
@@ -89,17 +91,20 @@ class Computing:
         def observed_backward(tensors: Any, *arguments: Any, **named: Any) -> None:
             if self._is_backward or not is_main_thread():
                 return backward(tensors, *arguments, **named)
-            self._is_backward = True
-            self._times.enter(timeline.OBSERVER)
+            self._is_backward, steps = True, self._steps
+            self._times.enter(timeline.OBSERVER if steps.is_read else timeline.BACKWARD)
             try:
-                self._guard(*((self._read_loss, tensors) if self._steps.is_read else (self._steps.add_backward,)))
-                if self._steps.is_sampled:
-                    self._guard(self._steps.see_gradient, is_after=False)
-                self._times.switch(timeline.BACKWARD)
+                if steps.is_read:
+                    self._guard(self._read_loss, tensors)
+                    if steps.is_sampled:
+                        self._guard(steps.see_gradient, is_after=False)
+                    self._times.switch(timeline.BACKWARD)
+                else:
+                    self._guard(steps.add_backward)
                 backward(tensors, *arguments, **named)
-                if self._steps.is_sampled:
+                if steps.is_sampled:
                     self._times.switch(timeline.OBSERVER)
-                    self._guard(self._steps.see_gradient, is_after=True)
+                    self._guard(steps.see_gradient, is_after=True)
             finally:
                 self._times.leave()
                 self._is_backward = False
@@ -168,7 +173,9 @@ class Computing:
         if model is None or model.module() is not module:
             wrapper = next(filter(_name_wrapper, module.modules()), None)
             spread = (lambda: None) if wrapper is None else weakref.ref(wrapper)
-            model = self._models[id(module)] = _Model(weakref.ref(module), self._num_models, spread)
+            model = self._models[id(module)] = _Model(
+                weakref.ref(module), self._num_models, spread, _name_wrapper(wrapper)
+            )
             self._num_models += 1
         learner = model.learner()
         if learner is not None and learner.requires_grad:
@@ -186,9 +193,7 @@ class Computing:
     def _run(self, original: Callable[..., Any], model: _Model, module: Any, arguments: Any, named: Any) -> Any:
         is_training = torch.is_grad_enabled()
         self._is_inside = True
-        if is_training:
-            self._times.name_the_rest(timeline.SCRIPT)
-        self._times.enter(timeline.OBSERVER)
+        self._times.enter(timeline.OBSERVER, rest=timeline.SCRIPT if is_training else None)
         try:
             self._guard(self._begin_forward, model, module, arguments, named, is_training)
             self._times.switch(timeline.FORWARD if is_training else timeline.EVALUATION)
@@ -198,10 +203,8 @@ class Computing:
                 self._guard(self._see_drawn, *self._drawing)
             return output
         finally:
-            self._times.leave()
+            self._times.leave(rest=None if is_training else timeline.EVALUATION)
             self._is_inside, self._drawing = False, None
-            if not is_training:
-                self._times.name_the_rest(timeline.EVALUATION)
 
     def _begin_forward(self, model: _Model, module: Any, arguments: Any, named: Any, is_training: bool) -> None:
         fed = [] if is_transformed() else list_tensors((arguments, named))
@@ -215,7 +218,7 @@ class Computing:
         if given is not None:
             micro.loader, micro.ids = given.loader, ids
         if wrapper is not None:
-            micro.wrapper = _name_wrapper(wrapper)
+            micro.wrapper = model.wrapper_name
             if isinstance(wrapper, DistributedDataParallel):
                 micro.is_synchronised = bool(wrapper.require_backward_grad_sync)
                 if is_start and not wrapper.broadcast_buffers:
@@ -240,8 +243,7 @@ class Computing:
                     for name, result in first
                 )
             # Rows are compared in the first pass over them, and in the first steps with what they were in it.
-            is_asked = ids is None or not all(item % _ONE_IN for item in ids)
-            if is_read or given is None or (given.is_first_pass and is_asked):
+            if is_read or given is None or (given.is_first_pass and (ids is None or 0 in map(_get_turn, ids))):
                 self._describe(micro, first, source)
         # Between the kernels of a step it costs 0.04 ms, which is what it may cost once a step.
         is_first = is_read and all(item.module != model.number for item in steps.micros)
@@ -298,7 +300,7 @@ class Computing:
         if ids is None or len(ids) != len(first) or self._steps.is_read:
             return digest_rows(first, mask)
         return [
-            "" if item % _ONE_IN else digest_rows(first[at : at + 1], None if mask is None else mask[at : at + 1])[0]
+            "" if _get_turn(item) else digest_rows(first[at : at + 1], None if mask is None else mask[at : at + 1])[0]
             for at, item in enumerate(ids)
         ]
 

@@ -171,9 +171,10 @@ class Loaders:
         Whoever asks a loader for training rows evaluates no more.
         """
         times = self._times if is_main_thread() else timeline.Timeline(timeline.Place(None))
-        if name not in self._evaluating:
-            times.name_the_rest(timeline.SCRIPT)
-        times.enter(timeline.EVALUATION if name in self._evaluating else timeline.DATA)
+        if name in self._evaluating:
+            times.enter(timeline.EVALUATION)
+        else:
+            times.enter(timeline.DATA, rest=timeline.SCRIPT)
         return times
 
     def _use(self, given: Given, is_training: bool) -> Given:

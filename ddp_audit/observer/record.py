@@ -66,11 +66,15 @@ class Record:
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append a line at once: a rank may be killed, or leave by os._exit."""
+        self.write_all(kind, [fields])
+
+    def write_all(self, kind: str, every: list[dict[str, Any]]) -> None:
+        """Append a line for each."""
         if not self.is_open or _getpid() != self._pid:
             return
-        line = f"{self._begin}{_encode({'kind': kind, **fields})[1:]}\n"
+        lines = "".join([f"{self._begin}{_encode({'kind': kind, **fields})[1:]}\n" for fields in every])
         try:
-            _write(self._file, line.encode("utf-8", "replace"))
+            _write(self._file, lines.encode("utf-8", "replace"))
         except OSError:
             # The disk is full, or the script has closed every file: it goes on all the same.
             self.is_open = False

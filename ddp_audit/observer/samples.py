@@ -1,6 +1,7 @@
 """Small digests of large tensors: a few elements of each, evenly spread, the same ones on every rank."""
 
 import ctypes
+import functools
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -150,12 +151,13 @@ def put_rows_first(results: list[tuple[str, torch.Tensor]]) -> list[tuple[str, t
 
     Batches of transformers may begin with `labels`, of which many rows have the same.
     """
+    return results if len(results) < 2 else sorted(results, key=lambda pair: _rank_name(pair[0]))
 
-    def rank(pair: tuple[str, torch.Tensor]) -> int:
-        name = pair[0].rpartition(".")[2]
-        return 0 if name == _IDS else 2 if _BESIDE.fullmatch(name) else 1
 
-    return sorted(results, key=rank)
+@functools.cache
+def _rank_name(whole: str) -> int:
+    name = whole.rpartition(".")[2]
+    return 0 if name == _IDS else 2 if _BESIDE.fullmatch(name) else 1
 
 
 def count_tokens(rows: torch.Tensor, mask: torch.Tensor | None) -> list[int]:

@@ -5,6 +5,7 @@ import math
 import sys
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,8 +89,8 @@ class Steps:
     def watch(self) -> None:
         """From now on optimizers and clipping are watched."""
         # A compiler would trace them, where it compiles the optimizer's step.
-        register_optimizer_step_pre_hook(untraced(lambda optimizer, *_: self._guard(self._begin, optimizer)))
-        register_optimizer_step_post_hook(untraced(lambda optimizer, *_: self._guard(self._end, optimizer)))
+        register_optimizer_step_pre_hook(untraced(partial(self._guard, self._begin)))
+        register_optimizer_step_post_hook(untraced(partial(self._guard, self._end)))
         for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
             if hasattr(torch.nn.utils, name):
                 setattr(torch.nn.utils, name, self._make_observed_clip(getattr(torch.nn.utils, name)))
@@ -162,7 +163,7 @@ class Steps:
         }
         self._left, self._is_changed_early, self._is_stale, self._num_cleared = None, False, False, 0
 
-    def _begin(self, optimizer: Any) -> None:
+    def _begin(self, optimizer: Any, *_: Any) -> None:
         self._depth += 1
         if self._depth > 1:
             return
@@ -179,7 +180,7 @@ class Steps:
         self._judge_gradient(parameters)
         self._times.switch(timeline.OPTIMIZER)
 
-    def _end(self, optimizer: Any) -> None:
+    def _end(self, optimizer: Any, *_: Any) -> None:
         self._depth -= 1
         if self._depth > 0:
             return
@@ -261,8 +262,10 @@ class Steps:
         """Write the steps that were kept."""
         kept, self._kept, self._flushed_at = self._kept, [], self._times.at
         for fields in kept:
-            micros = [{**vars(micro), "mask": micro.mask is not None} for micro in fields["micros"]]
-            self._record.write("step", **{**fields, "micros": micros, "seconds": self._times.take(fields["seconds"])})
+            fields["micros"] = [{**vars(micro), "mask": micro.mask is not None} for micro in fields["micros"]]
+            fields["seconds"] = self._times.take(fields["seconds"])
+        if kept:
+            self._record.write_all("step", kept)
         self.on_flush()
 
     def _list_all_parameters(self, models: Iterable[Any] = ()) -> list[torch.Tensor]:

@@ -31,8 +31,10 @@ class Place:
 
     def __init__(self, file: str | None) -> None:
         self._file = file
-        self._words: Any = [0] * _WORDS_PER_RANK
-        self._place = 0
+        self.words: Any = [0] * _WORDS_PER_RANK
+        self.position = 0
+        """Of the part of a step that is under way, above its section; 0 before the first step, where loading may take
+        long and nothing is said."""
 
     def open(self, rank: int) -> None:
         """Be seen as this rank from now on."""
@@ -40,18 +42,12 @@ class Place:
             handle = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
             words: Any = memoryview(mmap.mmap(handle, 0)).cast("q")
             os.close(handle)
-            self._words = words[rank * _WORDS_PER_RANK : (rank + 1) * _WORDS_PER_RANK]
-            self._words[_PID] = os.getpid()
+            self.words = words[rank * _WORDS_PER_RANK : (rank + 1) * _WORDS_PER_RANK]
+            self.words[_PID] = os.getpid()
 
     def begin(self, step: int) -> None:
         """A step begins."""
-        self._place = step << 32
-
-    def enter(self, section: int) -> None:
-        """Another part of it begins; before the first step, where loading may take long, nothing is told."""
-        if self._place:
-            self._place += 256
-            self._words[_POSITION] = self._place | section
+        self.position = step << 32
 
 
 class Timeline:
@@ -66,25 +62,35 @@ class Timeline:
         """When an activity last began or ended."""
         self._taken = dict(self.total)
 
-    def enter(self, kind: str) -> None:
-        """An activity begins."""
-        self._count()
-        self._stack.append(kind)
+    def enter(self, kind: str, *, rest: str | None = None) -> None:
+        """An activity begins; `rest`: what is no activity of its own is of that kind from here on."""
+        stack, now = self._stack, read_clock()
+        self.total[stack[-1]] += now - self.at
+        self.at = now
+        if rest is not None and len(stack) == 1:
+            stack[0] = rest
+        stack.append(kind)
         if kind != OBSERVER:
             self._begin(kind)
 
     def switch(self, kind: str) -> None:
         """The innermost one ends, and another one begins in its place."""
-        self._count()
-        self._stack[-1] = kind
+        stack, now = self._stack, read_clock()
+        self.total[stack[-1]] += now - self.at
+        self.at = now
+        stack[-1] = kind
         if kind != OBSERVER:
             self._begin(kind)
 
-    def leave(self) -> None:
+    def leave(self, *, rest: str | None = None) -> None:
         """The innermost one ends."""
-        self._count()
-        if len(self._stack) > 1:
-            self._stack.pop()
+        stack, now = self._stack, read_clock()
+        self.total[stack[-1]] += now - self.at
+        self.at = now
+        if len(stack) > 1:
+            stack.pop()
+        if rest is not None and len(stack) == 1:
+            stack[0] = rest
 
     def charge(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return what the function returns; its time is the observer's own."""
@@ -112,8 +118,10 @@ class Timeline:
 
     def look(self) -> tuple[float, tuple[float, ...]]:
         """Return the time, and the seconds of each kind of OTHERS since the start."""
-        self._count()
-        return self.at, _get_others(self.total)
+        now = read_clock()
+        self.total[self._stack[-1]] += now - self.at
+        self.at = now
+        return now, _get_others(self.total)
 
     def _count(self) -> None:
         now = read_clock()
@@ -121,8 +129,10 @@ class Timeline:
         self.at = now
 
     def _begin(self, kind: str) -> None:
-        if len(self._stack) == 2 and self._stack[0] in (NETWORK, SUBPROCESS):
+        stack, place = self._stack, self._place
+        if len(stack) == 2 and stack[0] in (NETWORK, SUBPROCESS):
             # What began between two activities is over when the next one begins.
-            self._stack[0] = SCRIPT
-        if section := _SECTIONS.get(kind):
-            self._place.enter(section)
+            stack[0] = SCRIPT
+        if place.position:
+            place.position += 256
+            place.words[_POSITION] = place.position | _SECTIONS[kind]
