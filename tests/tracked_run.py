@@ -179,18 +179,18 @@ class Place:
         """Follow the training of 2proc."""
         return follow_cell(self.params, cell_facts("2proc", self.params), **self.where)
 
-    def report(self, *, speedup, is_proven=True, params=None):
+    def report(self, *, speedup, is_proven=True):
         """Make a report and send it."""
         results = report_results(self.params, speedup=speedup, is_proven=is_proven)
         write_report(self.folder / "reports", results)
         (self.folder / "reports" / "report.md").write_text(f"# Speedup {speedup}\n")
         (self.folder / "reports" / "index.html").write_text(f"<p># Speedup {speedup}</p>")
-        self.send(results, params)
+        self.send(results)
 
-    def send(self, results, params=None):
+    def send(self, results):
         """Send the report that is there."""
         paths = {"reports": self.folder / "reports", "runs": self.folder / "runs"}
-        log_report(params or self.params, results, **paths, **self.where)
+        log_report(self.params, results, **paths, **self.where)
 
     @staticmethod
     def events(*steps):

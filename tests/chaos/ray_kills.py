@@ -11,7 +11,7 @@ from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
 
 SECONDS = 180.0
-_EVERY = 5
+_EVERY, _NUM_STEPS = 5, 600
 _LEFT = ("-m training", "ray::NodeRanks", "launchers.driver")
 KILLED = {
     "ray::NodeRanks": ") is lost: ",
@@ -26,10 +26,10 @@ KILLED = {
 class RayTraining:
     """A training in exact mode, with a checkpoint after every fifth step, and the weights that torchrun's has."""
 
-    def __init__(self, folder, cluster, *, num_steps=600, python=sys.executable):
+    def __init__(self, folder, cluster, *, python=sys.executable):
         """`python`: of the stage, of torchrun and of ranks on the first machine."""
         self._folder, self.cluster, self._python = folder, cluster, python
-        rows = make_slice(folder / "rows", num_rows=8 * num_steps)
+        rows = make_slice(folder / "rows", num_rows=8 * _NUM_STEPS)
         self._told = (make_tiny_model(folder / "model"), [rows])
 
     def start(self, name, *where, **more):

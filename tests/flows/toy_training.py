@@ -41,9 +41,9 @@ class ToyTraining:
         """Return the last step that the ranks have told of."""
         return max((event.get("step", 0) for event in events_in(self.work / "steps.jsonl")), default=0)
 
-    def wait_for_step(self, toy, *, seconds=150):
+    def wait_for_step(self, toy):
         """Return the last step once the ranks train."""
-        wait_for(lambda: self.last_step() >= 3, seconds=seconds, what=f"ranks train; said: {toy.output()}")
+        wait_for(lambda: self.last_step() >= 3, seconds=150, what=f"ranks train; said: {toy.output()}")
         return self.last_step()
 
     def saved_step(self):

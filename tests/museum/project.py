@@ -88,9 +88,9 @@ def patch_project(project, *keys):
     (project / "patches").write_text("\n".join(keys), encoding="utf-8")
 
 
-def start_training(project, cell, *, log="stages.log"):
+def start_training(project, cell):
     """Start the stage `train` of a cell."""
-    return StageProcess(project, "train", *_command(project, "train", cell), log=log)
+    return StageProcess(project, "train", *_command(project, "train", cell))
 
 
 def run_stage(project, stage):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tasks.gates.checks import check_gates
-from tests.tasks.reporting.blocks import SPEEDUP, arm_blocks, write_blocks
+from tests.tasks.reporting.blocks import arm_blocks, write_blocks
 from tests.tasks.reporting.comparison import (
     RANGES,
     STEPS_PER_SEGMENT,
@@ -77,8 +77,8 @@ def _traffic(cell, **counted):
     return lambda folder, _, first: edit_traffic(folder, cell, _select_part(first), **counted)
 
 
-def _blocks(name="2proc", *, speedup=SPEEDUP, **changes):
-    return lambda folder, *_: write_blocks(folder, arm_blocks(name, turn=None, **changes), speedup=speedup)
+def _blocks(name="2proc", **changes):
+    return lambda folder, *_: write_blocks(folder, arm_blocks(name, turn=None, **changes))
 
 
 def _evaluate_others(folder, *_):

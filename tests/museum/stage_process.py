@@ -16,6 +16,7 @@ import tempfile
 from tests.mutants.patching import find_patches, install, make_environment
 
 _TIMEOUT_SECONDS = 180.0
+_LOG = "stages.log"
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.warm.for_stages"])
 
@@ -37,9 +38,9 @@ class StageProcess:
     `first` is Python that runs before anything of the project is imported.
     """
 
-    def __init__(self, project, stage, *arguments, log="stages.log", first="", has_services=False):
+    def __init__(self, project, stage, *arguments, first="", has_services=False):
         self._stage = stage
-        self._log = project / log
+        self._log = project / _LOG
         told = (project, stage, arguments, self._log, first, has_services)
         self._process = _CONTEXT.Process(target=_be_stage, args=told)
         self._process.start()
@@ -61,14 +62,14 @@ class StageProcess:
             raise StageFailedError(self._stage, self._process.exitcode, lines[-1] if lines else "it said nothing")
 
 
-def run_stages(project, stages, *, log="stages.log"):
+def run_stages(project, stages):
     """Run stages with their arguments, one after another, up to the first that fails; raises StageFailedError then.
 
     Each runs in a process of its own, forked from one that has imported the project's sources for all of them.
     """
-    ended = project / f"{log}.ended"
+    ended = project / f"{_LOG}.ended"
     ended.unlink(missing_ok=True)
-    process = _CONTEXT.Process(target=_be_stages, args=(project, stages, project / log, ended))
+    process = _CONTEXT.Process(target=_be_stages, args=(project, stages, project / _LOG, ended))
     process.start()
     process.join(len(stages) * _TIMEOUT_SECONDS)
     if process.exitcode is None:
@@ -81,7 +82,7 @@ def run_stages(project, stages, *, log="stages.log"):
     if not codes or codes[-1] == 0:
         # The next one did not come to its end, or could not even be imported.
         codes.append(process.exitcode or 1)
-    lines = (project / log).read_text(errors="replace").strip().splitlines()
+    lines = (project / _LOG).read_text(errors="replace").strip().splitlines()
     raise StageFailedError(stages[len(codes) - 1][0], codes[-1], lines[-1] if lines else "it said nothing")
 
 

@@ -3,7 +3,6 @@
 TOY_FAILS=NAME:CODE   prints one line and exits with the code
 TOY_IS_SLOW=NAME      starts a process in a group of its own and waits for SIGTERM, then saves and exits with 75; or
                       goes on as soon as there is a file go_on.txt
-TOY_IS_LOUD=NAME:N    prints N lines
 TOY_RUNS=NAME:WORDS   becomes `python WORDS`
 """
 
@@ -54,10 +53,6 @@ def main():
     becoming, _, words = os.environ.get("TOY_RUNS", "").partition(":")
     if name == becoming:
         os.execv(sys.executable, [sys.executable, *words.split()])
-    loud, _, num_lines = os.environ.get("TOY_IS_LOUD", "").partition(":")
-    if name == loud:
-        for number in range(int(num_lines)):
-            print(f"line {number} of {num_lines}")
     print(f"{name} says hello")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text + "\n")

@@ -69,8 +69,6 @@ class Trouble:
     """Stalls per step of (one rank, two ranks), each exponential, 0.3 s in the mean: users pay them."""
     falling_clock: float = 0.0
     """By how much clocks have fallen in the end; most of it within 40 s."""
-    background: float = 0.0
-    """Share of the CPUs that something always uses, in the mean of blocks; it slows nothing down."""
     throttled: float = 0.0
     """By how much more the two ranks' clocks fall, as of devices that share a power limit; most of it within 20 s."""
 
@@ -133,8 +131,6 @@ class NoisyMachine:
         steps = np.array([seconds for seconds, _ in found])
         # The kernel counts ticks, and something small always runs.
         others = float(steps @ [share for _, share in found] / steps.sum()) + abs(float(self._random.normal(0, 0.008)))
-        if self.trouble.background:
-            others += max(float(self._random.normal(self.trouble.background, 0.015)), 0.0)
         return make_block([steps], arm=name, turn=self._turn, launch=self._launch, others_share=others)
 
     def _true_seconds(self, place):
