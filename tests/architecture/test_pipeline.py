@@ -73,6 +73,18 @@ def test_a_stage_depends_on_the_sources_that_it_imports_and_on_no_other_room(sta
     assert not idle, f"dvc.yaml: {stage} imports nothing of {sorted(map(str, idle))}"
 
 
+@pytest.mark.parametrize(
+    ("name", "fewest"),
+    [("requirements.lock", 200), ("requirements-cuda12.lock", 10), ("requirements-extras.lock", 10)],
+)
+def test_a_lock_pins_every_package_by_hash_and_names_no_host(project, name, fewest):
+    lock = (project / name).read_text()
+    packages = re.findall(r"^[A-Za-z0-9_.\-]+==", lock, flags=re.MULTILINE)
+    assert len(packages) > fewest
+    assert len(re.findall(r"==.*\\\n    --hash=sha256:", lock)) == len(packages)
+    assert "://" not in lock
+
+
 def test_the_set_up_installs_no_extra_and_the_extras_change_no_version_of_it(project):
     pinned, extra = (
         set(re.findall(r"^([a-z0-9.\-]+)==([^ ;\\]+)", (project / name).read_text(), flags=re.MULTILINE))

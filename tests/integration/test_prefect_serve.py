@@ -4,6 +4,7 @@ And the flow when something around it goes away: the shell, DVC, the Prefect ser
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -29,6 +30,15 @@ _SECONDS_TO_BE_GONE = 60.0
 """By itself a training goes on for many minutes, and who serves it for ever."""
 _SOON = {"PREFECT_RUNNER_POLL_FREQUENCY": "1", "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5"}
 """Server and runner look around as often, in place of every 60 and 10 seconds."""
+_NOBODY = 65534
+_POST = """
+import sys, urllib.error, urllib.request
+request = urllib.request.Request(sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"})
+try:
+    print(urllib.request.urlopen(request, timeout=60).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,26 @@ def test_two_deployments_one_on_demand_and_one_by_cron_that_measures_again(serve
 def _weekdays_at_three(served):
     starts = [datetime.fromisoformat(run["expected_start_time"]) for run in served.runs("SCHEDULED")]
     return {start.weekday() for start in starts if (start.hour, start.minute) == (3, 0)}
+
+
+def test_another_user_reads_and_starts_nothing(served, tmp_path):
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv to become another user")
+    folder = served.toy.folder
+    os.chmod(folder.parent, 0o755)
+    evil = {"job_variables": {"command": f"touch {tmp_path}/ran"}, "state": {"type": "SCHEDULED"}}
+    deployment = next(str(one["id"]) for one in served.api.ask("deployments/filter") if one["name"] == "ddp-compare")
+    as_nobody = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
+    posted = subprocess.run(
+        [*as_nobody, "/usr/bin/env", "python3", "-c", _POST,
+         f"{served.api.url}/deployments/{deployment}/create_flow_run", json.dumps(evil)],
+        cwd="/", env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert posted.stdout.strip() in ("401", "403")
+    for file in ("server.env", "prefect.db"):
+        read = subprocess.run([*as_nobody, "cat", folder / ".prefect" / file], capture_output=True, check=False)
+        assert read.returncode != 0, file
+    assert [run for run in served.api.ask("flow_runs/filter") if not run["auto_scheduled"]] == []
 
 
 def test_no_stranger_and_no_page_of_another_site_is_answered_and_the_secret_is_in_private_files_alone(served):

@@ -59,3 +59,14 @@ def test_optional_checks_are_made_as_long_as_they_take_little(ranks, toy):
     assert [(one["step"], one["verdict"]) for one in list_checked(config)] == [
         (step, "passed") for step in (1, 3, 6, 7, 9)
     ]
+
+
+def test_stopped_or_killed_at_any_step_no_update_is_passed_over(ranks, toy):
+    told = {"model": "dropout", "strategy": "ddp", "world_size": 2, "checkpoint_every_steps": 2}
+    clean = train_checked(ranks, check(toy.tell("clean", **told), 1, 3, 4, 6))
+    config = check(toy.tell("disturbed", **told), 1, 3, 4, 6)
+    for step, kind in ((1, "sigterm"), (3, "sigkill"), (4, "sigterm"), (5, "sigkill")):
+        launch_checked(ranks, config, fault=f"rank=1,step={step},kind={kind}", ends_others=kind == "sigkill")
+    found = train_checked(ranks, config)
+    keys = ("step", "verdict", "compared")
+    assert [[one[key] for key in keys] for one in found] == [[one[key] for key in keys] for one in clean]

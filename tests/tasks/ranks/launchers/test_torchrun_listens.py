@@ -1,5 +1,6 @@
 """Ranks of one machine are reached by nobody else: neither from the network nor by another user of the machine."""
 
+import os
 import pickle
 import time
 
@@ -14,7 +15,15 @@ from training.process.files import write_json
 
 pytestmark = pytest.mark.slow
 
-
+NOBODY = 65534
+READING = """
+import os, sys
+os.setuid(int(sys.argv[2]))
+try:
+    print(sorted(os.listdir(sys.argv[1])))
+except PermissionError:
+    print("refused")
+"""
 WRITING = """
 import datetime, os, sys, threading, time
 import torch.distributed as dist
@@ -95,7 +104,15 @@ def test_a_pickle_that_somebody_sends_to_every_open_port_is_taken_by_none(launch
     assert not canary.exists()
 
 
-def test_no_other_user_gets_at_the_files_in_which_ranks_meet(launch):
+def test_no_other_user_gets_at_the_files_in_which_ranks_meet(launch, tmp_path):
     folder = launch[0].log_folder / "rendezvous"
     assert {file.name for file in folder.iterdir()} == {"ranks", "torchrun"}
     assert folder.stat().st_mode & 0o777 == 0o700
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    for above in folder.parents:
+        if above.is_relative_to(tmp_path.parent.parent):
+            above.chmod(0o755)
+    for user, found in ((os.geteuid(), "['ranks', 'torchrun']"), (NOBODY, "refused")):
+        done = run_python("-c", READING, folder, user)
+        assert done.stdout.strip() == found, done.stderr
