@@ -4,9 +4,7 @@ A finished slice stays in .work/slices/ under the digest of what went into it: o
 """
 
 import logging
-import os
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -113,8 +111,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    # Slices need nothing of torch. transformers would import it, which takes seconds, unless it is not there, and says
-    # then that it has tokenizers only.
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
     exit_with_one_line(_main, name="slice")
