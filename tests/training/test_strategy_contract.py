@@ -130,7 +130,8 @@ def test_its_updates_are_those_of_one_plain_process(steps, cell):
     mine, plain = steps
     assert mine["norms"] == pytest.approx(plain["norms"], rel=1e-5)
     assert mine["loss_sums"] == pytest.approx(plain["loss_sums"], rel=1e-6)
-    assert relative_l2(mine[WEIGHTS], plain[WEIGHTS]) < 2e-6
+    # In 16 bit a CPU's own kernels decide where a sum is rounded, and Adam makes a whole step of a sign near 0.
+    assert relative_l2(mine[WEIGHTS], plain[WEIGHTS]) < (2e-5 if cell.changes.get("precision") == "bf16" else 2e-6)
 
 
 @pytest.mark.parametrize("changes", [{"model": "dropout"}, {"precision": "bf16"}, {"precision": "fp16"}], ids=str)
