@@ -58,7 +58,7 @@ def _read(workspace):
 
 
 def _without_times(found):
-    """Return what is found, without seconds, and without the patch of a params.yaml, which may be laid out otherwise."""
+    """Return what is found without seconds and without the patch of a params.yaml, which may be laid out otherwise."""
     if isinstance(found, dict):
         return {key: _without_times(value) for key, value in found.items() if key not in ("train_seconds", "patch")}
     return [_without_times(value) for value in found] if isinstance(found, list) else found
