@@ -32,7 +32,10 @@ _HEADS = 4
 
 
 class Switch:
-    """Puts back what was there before the observer came, and the observer again."""
+    """Puts back what was there before the observer came, and the observer again.
+
+    But for what opens files and starts programs, which no step calls.
+    """
 
     def __init__(self):
         import torch

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tasks.gates.checks import check_gates
-from tests.tasks.reporting.blocks import arm_blocks, write_blocks
+from tests.tasks.reporting.blocks import SPEEDUP, arm_blocks, block, write_blocks
 from tests.tasks.reporting.comparison import (
     RANGES,
     STEPS_PER_SEGMENT,
@@ -77,8 +77,13 @@ def _traffic(cell, **counted):
     return lambda folder, _, first: edit_traffic(folder, cell, _select_part(first), **counted)
 
 
-def _blocks(name="2proc", **changes):
-    return lambda folder, *_: write_blocks(folder, arm_blocks(name, turn=None, **changes))
+def _blocks(name="2proc", *, speedup=SPEEDUP, **changes):
+    return lambda folder, *_: write_blocks(folder, arm_blocks(name, turn=None, **changes), speedup=speedup)
+
+
+def _forget_segment(folder, *_):
+    path = folder / "runs" / "2proc" / "run.json"
+    edit_json(path, segments=json.loads(path.read_text())["segments"][:1])
 
 
 def _evaluate_others(folder, *_):
@@ -105,6 +110,7 @@ _UNCHECKED = "trainer's check removed"
 RECORDS = {
     "Same parameters on all ranks": {
         f"raw module, {_UNCHECKED}": _segment(parameter_checksums=["aa", "bb"]),
+        f"pipeline: untied embeddings, {_UNCHECKED}": _segment(parameter_checksums=["bb"]),
     },
     "Gradients were synchronised": {
         "no no_sync": _traffic("2proc", number=4, num_bytes=16_000),
@@ -112,23 +118,31 @@ RECORDS = {
     },
     "Update equivalence": {
         "zero1: shares clipped one by one": _update("gradient"),
+        "no update in every cell": _update("weights"),
     },
     "Loss curves coincide": {"pipeline: labels = attention mask": _steps("2proc", loss=6.0)},
     "Starts from the base model": {
         "labels from the wrong column in every cell": _first_loss(0.3, *CELLS),
+        "another precision in one cell": _first_loss(1e-3, "2proc"),
     },
     "Every sample exactly once": {
         f"missing sharding, {_UNCHECKED}": _rows(lambda column: np.tile(column, 2)),
         "dropped samples": _rows(lambda column: column[:-1], *CELLS),
+        "doubled samples": _rows(lambda column: np.append(column, column[:1]), *CELLS),
+        "different rows per cell": _row_ids(lambda rows: rows + 8),
+        "epochs ignored": _forget_segment,
     },
     "Same rows in the same steps": {"another order per cell": _row_ids(lambda rows: rows[::-1])},
     "Steps are those asked for": {
         "rows not shuffled in every cell": _row_ids(np.sort, *CELLS),
+        "schedule stops half-way in every cell": _steps(*CELLS, learning_rate=1.5e-3),
     },
     "Held-out rows were held out": {"trained on the held-out rows": _row_ids(lambda rows: 16 + rows % 4, *CELLS)},
     "Evaluated what was trained": {"another model evaluated": _evaluate_others},
     "No break between segments": {
         "different start weights per cell": _segment("0-8", start_checksum="02" * 8),
+        "silent start from the base model": _segment("8-16", start_checksum="01" * 8),
+        f"optimizer state not restored, {_UNCHECKED}": _segment("8-16", start_optimizer_checksum="empty"),
     },
     "Same work in every cell": {
         "different global batch per cell": _setting("2proc", "train", global_batch_size=8),
@@ -141,20 +155,32 @@ RECORDS = {
     },
     "Only steps were timed": {
         "checkpoint inside the timer": _steps(*CELLS, other_seconds=0.5),
+        "upload inside a step": _steps("2proc", seconds=30.0),
         "clock started after the step": _segment(train_seconds=0.1),
     },
     "Not data-bound": {"data-bound run called GPU scaling": _segment(data_wait_seconds=2.0)},
     "Timed blocks did the work": {
         "timed: half the tokens": _blocks(num_tokens=16, num_samples=4),
+        "timed: half the tokens, all counted": _blocks(loss_sum=60.0),
+        "timed: other rows": _blocks(rows=block("2proc", 2).rows),
         "timed: weak scaling called strong": _blocks(num_tokens=64, num_samples=16),
         "timed: larger micro-batches in one arm": _blocks(num_micro_batches=4),
+        "timed: rows padded to full length": _blocks("1proc", num_positions=2 * 128 * 4),
+        "timed: no exchange": _blocks(num_exchanges=[0, 0]),
+        "timed: nothing learned": _blocks("1proc", grad_norm_sum=0.0),
+        "timed: no update": _blocks(updates=[[0, 0]] * 2),
+        "timed: update on one rank alone": _blocks(updates=[[2, 2], [0, 0]]),
+        "timed: half of the parameters updated": _blocks(updates=[[0, 2]] * 2),
         "timed: baseline in a DDP wrapper": _blocks("1proc", num_exchanges=[2]),
     },
     "Baseline is not slowed": {
         "timed: loss computed twice in the baseline": _blocks("1proc in a DDP wrapper", seconds=0.1),
+        "timed: a wait in the baseline": _blocks("1proc", cores_used=[0.9]),
     },
     "Training bears out the blocks": {
         "timed: turns left out": _leave_out_turns,
+        "timed: seconds of one arm scaled": _blocks(speedup=SPEEDUP / 0.7),
+        "timed: published speedup halved": _blocks(speedup=SPEEDUP * 0.49),
     },
 }
 """Gate -> defect -> what is changed."""

@@ -179,9 +179,11 @@ class OneProcess:
     def _evaluate(self) -> Iterator[None]:
         """Have no dropout; batch normalisation goes on with the statistics of its rows."""
         self._model.train(self._config.statistics_rows > 0)
-        with torch.no_grad():
-            yield
-        self._model.train()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._model.train()
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
