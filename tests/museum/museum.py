@@ -69,7 +69,7 @@ class Museum:
         """`is_timed`: whether anybody asks for its seconds; else what blocks did is told by short ones."""
         self._root, self._num_attempts = root, NUM_ATTEMPTS if is_timed else 1
         seconds = (
-            {"block_seconds": 0.12, "max_seconds": 8.0} if is_timed else {"block_seconds": 0.04, "max_seconds": 0.1}
+            {"block_seconds": 0.12, "max_seconds": 4.0} if is_timed else {"block_seconds": 0.04, "max_seconds": 0.1}
         )
         self._measure = {f"measure.{name}": value for name, value in (MEASURE | seconds).items()}
         self._blank = root / "blank"
