@@ -6,7 +6,6 @@ torchrun gives it; what the import hook does before is left out, and tests/audit
 outside, under torchrun.
 """
 
-import gc
 import importlib.util
 import json
 import os
@@ -15,10 +14,12 @@ import socket
 import subprocess
 import sys
 import traceback
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 from ddp_audit.records import Launched, read_rank
+from tests.warm.imports import import_ahead
 
 # Not that of tests/conftest.py, which makes a folder for a worker's scratch: each rank would remove it at its end.
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -61,25 +62,17 @@ def read_launched(work, cell, codes):
     return Launched(cell, work, ranks, max(codes, key=abs), "\n".join(words_of_ranks) if any(codes) else "")
 
 
+_HEAVY = [
+    "torch.distributed", "accelerate", "transformers.trainer", "transformers.models.qwen2.modeling_qwen2",
+    "ddp_audit.observer.around", "ddp_audit.observer.computed",
+]  # fmt: skip
+
+
 def _serve():
-    import accelerate
-
-    # transformers' Trainer asks for it where it is installed, which takes longer than the script.
-    import mlflow.tracking
-    import torch
-    import transformers
-
-    # Some are imported by their first use only.
-    assert all((accelerate.Accelerator, transformers.Trainer, transformers.Qwen2ForCausalLM, torch.distributed))
-    assert mlflow.MlflowClient
-    if importlib.util.find_spec("pytorch_lightning"):
-        import pytorch_lightning
-
-        assert pytorch_lightning.Trainer
-    import ddp_audit.observer.around
-    import ddp_audit.observer.computed  # noqa: F401
-
-    gc.freeze()  # or each rank that looks for garbage copies the memory of all this
+    import_ahead([*_HEAVY, *["pytorch_lightning"] * bool(importlib.util.find_spec("pytorch_lightning"))])
+    # A rank that ends need not take apart what it found: the operators of torch's libraries, one by one.
+    for finalizer in weakref.finalize._registry:
+        finalizer.atexit = False
     answers = os.dup(1)
     for line in sys.stdin:
         asked = json.loads(line)

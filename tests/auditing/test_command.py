@@ -64,21 +64,18 @@ while True:
     optimizer.step()
     optimizer.zero_grad()
 """
-
-_ACCELERATED = """
+_WRAPPED = """
+import os
 import torch
-from accelerate import Accelerator
-
-accelerator = Accelerator(cpu=True)
-rows = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=8 // accelerator.num_processes)
-model = torch.nn.Linear(4, 4)
+model = wrapped = torch.nn.Linear(4, 4)
+if "LOCAL_RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model, optimizer, rows = accelerator.prepare(model, optimizer, rows)
-for batch in rows:
-    accelerator.backward(torch.nn.functional.mse_loss(model(batch), batch))
+for rows in torch.randn(8, 4, 4):
+    wrapped(rows).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-accelerator.end_training()
 """
 
 
@@ -123,12 +120,12 @@ def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tm
 @pytest.mark.parametrize(
     ("script", "verdict", "says"),
     [
-        (_ACCELERATED, "passed", "Linear is called as it is; python started it"),
+        (_WRAPPED, "passed", "Linear is called as it is; python started it"),
         # One that will not do without is left as torchrun starts it.
-        (f"import os; os.environ['LOCAL_RANK']\n{_ACCELERATED}", "failed", "started by python alone it does not train"),
+        (f"import os; os.environ['LOCAL_RANK']\n{_WRAPPED}", "failed", "started by python alone it does not train"),
     ],
 )
-def test_the_baseline_of_an_accelerated_script_is_no_wrapped_model(tmp_path, script, verdict, says):
+def test_the_baseline_is_no_wrapped_model_where_the_script_trains_without_torchrun(tmp_path, script, verdict, says):
     done = _audit(tmp_path, script, SCRIPT="'a script.py'", CELLS="1")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "reports" / "audit" / "findings.json").read_text())["findings"]
@@ -138,23 +135,16 @@ def test_the_baseline_of_an_accelerated_script_is_no_wrapped_model(tmp_path, scr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "code", "says"),
-    [
-        ("for _ in range(2_000_000): print('x' * 30)", 2, "never imported torch"),
-        ("import sys; print('own words', file=sys.stderr); sys.exit(7)", 6, "rank 0 ended with exit code 7"),
-    ],
-)
-def test_what_is_no_training_costs_one_line_and_its_output_is_kept(tmp_path, script, code, says):
+def test_what_is_no_training_costs_one_line_and_its_output_is_kept(tmp_path):
     reports = tmp_path / "reports" / "audit"
     reports.mkdir(parents=True)
     (reports / "index.html").write_text("nothing wrong was seen in another script")
-    done = _audit(tmp_path, script, SCRIPT="'a script.py'", CELLS="1")
-    assert done.returncode == code
+    done = _audit(tmp_path, "for _ in range(2_000_000): print('x' * 30)", SCRIPT="'a script.py'", CELLS="1")
+    assert done.returncode == 2
     assert list(reports.iterdir()) == [], "what stood there is no report of this script"
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ddp-audit: ")
-    assert says in last
+    assert "never imported torch" in last
     logs = list(tmp_path.glob(".work/audits/*/*/logs/**/*.log"))
     assert 0 < sum(log.stat().st_size for log in logs) < 20_000_000
     assert str(next(tmp_path.glob(".work/audits/*/*/logs")).relative_to(tmp_path)) in last

@@ -17,13 +17,15 @@ import os
 import torch
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+assert not os.path.exists("last.pt")
 begin = 0
 if os.path.exists("{snapshot}"):
     begin = torch.load("{snapshot}")["epoch"]
 for epoch in range(begin, 3):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-    torch.save({{"epoch": epoch}}, "{snapshot}")
+    for file in ("last.pt", "{snapshot}"):
+        torch.save({{"epoch": epoch}}, file)
 """
 _SPAWNS = """
 import os, sys, time
@@ -95,12 +97,11 @@ def test_of_a_large_folder_large_files_are_linked_and_one_of_many_small_ones_sta
 def test_no_launch_goes_on_from_an_earlier_one_unless_it_is_told_where(tmp_path):
     work = tmp_path / "work"
     (tmp_path / "folder").mkdir()
-    for snapshot, steps, code in (("last.pt", [3, 3], "passed"), (f"{tmp_path}/last.pt", [3, 1], "went_on")):
-        request = _request(tmp_path / "folder", _RESUMES.format(snapshot=snapshot), CELLS="1")
-        launches = [_launch(request, "1proc", work) for _ in range(2)]
-        assert [one.num_steps for one in launches] == steps
-        found = launches_alike.find(Audit(request, {"1proc": launches}), "1proc")
-        assert code in (found.code, *(problem.code for problem in found.problems))
+    request = _request(tmp_path / "folder", _RESUMES.format(snapshot=tmp_path / "last.pt"), CELLS="1")
+    first, second = (_launch(request, "1proc", work) for _ in range(2))
+    assert (first.num_steps, second.num_steps) == (3, 1)
+    found = launches_alike.find(Audit(request, {"1proc": [first, second]}), "1proc")
+    assert "went_on" in [problem.code for problem in found.problems]
     assert list((tmp_path / "folder").iterdir()) == [tmp_path / "folder" / "script.py"]
 
 
