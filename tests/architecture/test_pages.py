@@ -1,11 +1,10 @@
 """README, CONTRIBUTING and docs/: short enough to read, and whatever they point at is there."""
 
 import itertools
+import json
 import re
 import shlex
 import subprocess
-import sys
-from pathlib import Path
 from typing import get_args
 
 from dvc.cli import parse_args
@@ -20,6 +19,7 @@ from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ConfigurationError, ExitCode
 from tasks.rehearsal.cards import parse_gpu
 from tests.extras import skip_without
+from tests.processes import run_python
 
 MOST_WORDS = {"README.md": 1200, "docs/*.md": 1000}
 LONGER = {"decisions.md": 6000, "faults.md": 2500, "museum.md": 1900, "performance.md": 2400}
@@ -168,13 +168,28 @@ def test_every_option_that_a_snippet_types_is_one_of_the_command(project):
             else:
                 typed.setdefault((tool, name), []).extend(words)
     assert {"ray start", "ray get-auth-token", "mlflow server", "ddp-compare run"} <= set(map(" ".join, typed))
-    for (tool, name), words in typed.items():
-        _require_options(tool, name, *words)
+    _require_options(*((*command, *words) for command, words in typed.items()))
 
 
-def _require_options(tool, *words):
+_READS_OPTIONS = """
+import json, sys
+from importlib.metadata import entry_points
+for tool, *words in json.loads(sys.argv[1]):
     # Options are read before the help is shown.
-    subprocess.run([Path(sys.executable).with_name(tool), *words, "--help"], check=True, stdout=subprocess.DEVNULL)
+    sys.argv = [tool, *words, "--help"]
+    main = next(iter(entry_points(group="console_scripts", name=tool))).load()
+    try:
+        sys.exit(main() or "there was no help")
+    except SystemExit as end:
+        assert not end.code, (sys.argv, end.code)
+print("all were read")
+"""
+"""Of all commands in one process, and none in that of other tests: Ray reads its environment when it is imported."""
+
+
+def _require_options(*commands):
+    done = run_python("-c", _READS_OPTIONS, json.dumps(commands))
+    assert done.stdout.endswith("all were read\n"), done.stderr
 
 
 def test_the_cluster_for_kubernetes_is_what_its_page_says(project):
@@ -194,7 +209,7 @@ def test_the_cluster_for_kubernetes_is_what_its_page_says(project):
         options += (f"--{name}" + f"={value}" * (value != "true") for name, value in group["rayStartParams"].items())
         # As where it is exported.
         assert [page.count(f"{one['name']}={one['value']}") for one in machine["env"]] == [3]
-    _require_options("ray", "start", *options)
+    _require_options(("ray", "start", *options))
 
 
 def test_every_piece_of_params_that_a_page_shows_is_read_and_fits_a_preset(project, tmp_path):
