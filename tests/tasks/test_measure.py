@@ -26,7 +26,7 @@ def project(tmp_path):
     return tmp_path / "project"
 
 
-def test_updates_of_the_larger_steps_of_weak_scaling_are_made_and_computed_twice(project, tmp_path, warm):
+def test_updates_of_the_larger_steps_of_weak_scaling_are_made_and_computed_twice(project, tmp_path, starts_warm):
     change_params(project, {"measure.scaling": "weak"})
     content = json.loads((project / "params.yaml").read_bytes())
     for cell in content["cells"].values():
