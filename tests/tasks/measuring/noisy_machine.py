@@ -140,15 +140,18 @@ class NoisyMachine:
         """Return the seconds of a step, and the share of the CPUs that others used."""
         trouble, share = self.trouble, 0.0
         alike = trouble.steps_alike
-        self._step[place] = alike * self._step[place] + math.sqrt(1 - alike**2) * float(self._random.normal())
+        self._step[place] = alike * self._step[place] + math.sqrt(1 - alike**2) * float(self._random.standard_normal())
         slower = _JITTER * self._step[place] + trouble.drift * self._drift
         if place or not trouble.wanders_alone:
             slower += trouble.wander * self._wander[place]
         seconds = self._true_seconds(place) * math.exp(slower) * self._of_start[place]
-        seconds *= 1 + trouble.falling_clock * (1 - math.exp(-self.now / 40))
-        seconds *= 1 + trouble.cold[min(place, 1)] * math.exp((self._started_at - self.now) / 3)
-        if place:
+        if trouble.falling_clock:
+            seconds *= 1 + trouble.falling_clock * (1 - math.exp(-self.now / 40))
+        if cold := trouble.cold[min(place, 1)]:
+            seconds *= 1 + cold * math.exp((self._started_at - self.now) / 3)
+        if place and trouble.throttled:
             seconds *= 1 + trouble.throttled * (1 - math.exp(-self.now / 20))
+        if place:
             seconds *= 1 + trouble.shift * (self.now > self._shifts_at)
         level = self._find_level()
         if level:
@@ -172,13 +175,15 @@ class NoisyMachine:
 
     def _pass(self, seconds):
         self.now += seconds
-        kept = math.exp(-seconds / self.trouble.drift_seconds)
-        self._drift = kept * self._drift + math.sqrt(1 - kept**2) * float(self._random.normal())
-        kept = math.exp(-seconds / self.trouble.wander_seconds)
-        self._wander = [
-            kept * one + math.sqrt(1 - kept**2) * float(new)
-            for one, new in zip(self._wander, self._random.normal(size=self.num_arms), strict=True)
-        ]
+        trouble, (drift, *wander) = self.trouble, self._random.standard_normal(1 + self.num_arms).tolist()
+        # What has no effect costs no time: thousands of sessions are played.
+        if trouble.drift:
+            kept = math.exp(-seconds / trouble.drift_seconds)
+            self._drift = kept * self._drift + math.sqrt(1 - kept**2) * drift
+        if trouble.wander:
+            kept = math.exp(-seconds / trouble.wander_seconds)
+            moved = math.sqrt(1 - kept**2)
+            self._wander = [kept * one + moved * new for one, new in zip(self._wander, wander, strict=True)]
 
 
 TROUBLES, HIDDEN_TROUBLES = (
