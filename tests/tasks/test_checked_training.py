@@ -16,12 +16,16 @@ from tests.training.replays import list_verdicts
 
 pytestmark = pytest.mark.slow
 
+NUM_CHECKED = 8
+"""Fewer than by default, of which a slow host leaves the last ones out."""
+
 
 @pytest.fixture(scope="module")
 def blank(tmp_path_factory):
     """A scratch project before the training: a tiny model, 40 and 20 steps, the last of a partial batch."""
     folder = tmp_path_factory.mktemp("train") / "blank"
     make_project(folder, PROJECT, Size(num_rows=(320, 157)))
+    change_params(folder, {"verify.updates": NUM_CHECKED})
     return folder
 
 
@@ -29,6 +33,14 @@ def blank(tmp_path_factory):
 def project(blank, tmp_path):
     """A copy of it."""
     return copy_project(blank, tmp_path / "project")
+
+
+@pytest.fixture(scope="module")
+def trained(blank, tmp_path_factory):
+    """Another, in which two ranks have trained undisturbed."""
+    folder = copy_project(blank, tmp_path_factory.mktemp("trained") / "project")
+    train(folder)
+    return folder
 
 
 def train(project, cell="2proc"):
@@ -50,13 +62,19 @@ def read_facts(project, cell="2proc"):
 
 
 @pytest.mark.parametrize("cell", ["1proc", "2proc"])
-def test_every_drawn_update_of_a_right_training_is_one_processs(project, cell):
-    found = train(project, cell)
-    assert list_verdicts(found) == [("passed", None)] * 12
+def test_every_drawn_update_of_a_right_training_is_one_processs(trained, cell):
+    found = checked(trained, cell) if cell == "2proc" else train(trained, cell)
+    assert list_verdicts(found) == [("passed", None)] * NUM_CHECKED
     steps = [one["step"] for one in found]
     assert (steps, steps[0], steps[-1]) == (sorted(set(steps)), 1, 60)
     assert all(one["compared"]["gradient"]["difference"] < 3e-6 for one in found)
-    assert not (project / ".work/runs" / cell / "updates").exists()
+    assert not (trained / ".work/runs" / cell / "updates").exists()
+    assert _is_unbroken(trained, cell)
+
+
+def _is_unbroken(project, cell):
+    first, second = read_facts(project, cell)
+    return second["start_checksum"] == first["parameter_checksums"][0]
 
 
 @pytest.mark.parametrize(
@@ -71,20 +89,19 @@ def test_every_drawn_update_of_a_right_training_is_one_processs(project, cell):
 )
 def test_a_defect_that_begins_late_is_seen_and_its_cause_is_named(project, key, first, cause):
     patch_project(project, f"tests.tasks.wrong_updates:{key} from step {first}")
-    found = train(project)
+    # What is wrong in each rank alike is so in one process, too.
+    found = train(project, "2proc" if "gradient" in key else "1proc")
     assert {one["step"] for one in found if one["verdict"] == "failed"} == {
         one["step"] for one in found if one["step"] >= first
     }
     assert cause in next(one["problem"] for one in found if one["verdict"] == "failed")
 
 
-@pytest.mark.parametrize("key", [None, *BETWEEN])
+@pytest.mark.parametrize("key", BETWEEN)
 def test_what_changes_the_state_where_no_step_does_breaks_the_chain_of_segments(project, key):
-    if key:
-        patch_project(project, f"tests.tasks.wrong_updates:{key}")
-    train(project)
-    first, second = read_facts(project)
-    assert (second["start_checksum"] == first["parameter_checksums"][0]) is (key is None)
+    patch_project(project, f"tests.tasks.wrong_updates:{key}")
+    train(project, "1proc")
+    assert not _is_unbroken(project, "1proc")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +111,7 @@ def test_what_changes_the_state_where_no_step_does_breaks_the_chain_of_segments(
 def test_what_changes_weights_between_two_steps_belongs_to_the_update_of_the_second(project, key, every):
     change_params(project, {f"train.{every}_every_steps": 1, "verify.updates": 3})
     patch_project(project, f"tests.tasks.wrong_updates:{key}")
-    found = train(project)
+    found = train(project, "1proc")
     assert {one["step"] for one in found if one["verdict"] == "passed"} == {1}
     assert len(found) > 3
 
@@ -105,9 +122,9 @@ def test_what_changes_weights_between_two_steps_belongs_to_the_update_of_the_sec
 def test_what_is_wrong_between_two_log_points_is_seen(project, key):
     change_params(project, {"train.log_every_steps": 10})
     patch_project(project, f"tests.tasks.wrong_updates:{key}")
-    found = train(project)
+    found = train(project, "1proc")
     # Those that begin behind a log point, or end there, pass.
-    assert sum(one["verdict"] == "failed" for one in found) >= 6
+    assert sum(one["verdict"] == "failed" for one in found) > NUM_CHECKED / 2
 
 
 @pytest.mark.parametrize(
@@ -118,7 +135,7 @@ def test_what_there_is_no_room_for_is_not_checked_and_says_so(project, key, chan
     if key:
         patch_project(project, f"tests.tasks.wrong_updates:{key}")
     change_params(project, changes)
-    found = train(project)
+    found = train(project, "1proc")
     assert {one["verdict"] for one in found} == {"not checked"}
     assert problem in found[0]["problem"]
 
@@ -126,23 +143,24 @@ def test_what_there_is_no_room_for_is_not_checked_and_says_so(project, key, chan
 def test_without_memory_both_go_on_with_smaller_micro_batches(project):
     patch_project(project, "tests.tasks.wrong_updates:no memory on the ranks")
     found = train(project)
-    assert list_verdicts(found) == [("passed", None)] * 12
+    assert list_verdicts(found) == [("passed", None)] * NUM_CHECKED
     assert {one["micro_batch_size"] for one in found} == {1}
 
 
-def test_a_finished_segment_keeps_its_checks_and_one_more_epoch_checks_only_its_own(project):
-    before = train(project)
+def test_a_finished_segment_keeps_its_checks_and_one_more_epoch_checks_only_its_own(trained, tmp_path):
+    project = copy_project(trained, tmp_path / "project")
+    before = checked(project)
     change_params(project, {"ranges": ["0-320", "320-477"], "verify.updates": 30})
     assert train(project) == before, "nothing was trained anew"
-    change_params(project, {"ranges": ["0-320"], "train.epochs": 2, "verify.updates": 12})
+    change_params(project, {"ranges": ["0-320"], "train.epochs": 2, "verify.updates": NUM_CHECKED})
     found, kept = train(project), [one for one in before if one["step"] <= 40]
     assert found[: len(kept)] == kept
     assert {one["step"] > 40 for one in found[len(kept) :]} == {True}
     assert list_verdicts(found) == [("passed", None)] * len(found)
 
 
-def test_killed_between_keeping_and_replaying_it_trains_and_checks_that_update_again(project):
-    clean = train(copy_project(project, project.with_name("clean")))
+def test_killed_between_keeping_and_replaying_it_trains_and_checks_that_update_again(project, trained):
+    clean = checked(trained)
     change_params(project, {"train.checkpoint_every_steps": 5})
     patch_project(project, "tests.tasks.wrong_updates:slow process")
     stage = start_training(project, "2proc")
@@ -155,7 +173,7 @@ def test_killed_between_keeping_and_replaying_it_trains_and_checks_that_update_a
     wait_for(lambda: not processes_in(project), seconds=30, what="nobody is left")
     (project / "patches").unlink()
     found = train(project)
-    assert list_verdicts(found) == [("passed", None)] * 12
+    assert list_verdicts(found) == [("passed", None)] * NUM_CHECKED
     same = ("step", "compared")
     assert [[one[key] for key in same] for one in found] == [[one[key] for key in same] for one in clean]
     assert not updates.exists()
