@@ -79,11 +79,6 @@ def outputs_of(folder, params):
     return read_outputs(Params.model_validate(params), **_list_inputs(folder))
 
 
-def arguments_of(folder):
-    """Return the arguments of `python -m tasks.report` for what was written, besides --reports."""
-    return [f"--{name.replace('_', '-')}={path}" for name, path in _list_inputs(folder).items()]
-
-
 def write_updates(folder, cell, *, first=1, **changes):
     """Make changes to what was found of each update of a cell from this step on."""
     for path in sorted((folder / "runs" / cell / "segments").glob("*/segment.json")):
