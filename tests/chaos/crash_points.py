@@ -66,10 +66,11 @@ def crash_everywhere(saved):
     """Die at every point of saving a partial checkpoint, then a finished segment; yield its kind and what is wrong."""
     saves = ((saved.next_partial_save, NEWEST + 2), (saved.next_finished_save, 2 * STEPS_PER_SEGMENT))
     for prepare, step in saves:
-        number = 0
+        save, number = prepare(saved.copy()), 0
         while True:
+            # It stands where the one stood that the save was prepared in.
             work = saved.copy()
-            kind = _died_at(prepare(work), number)
+            kind = _died_at(save, number)
             if kind is None:
                 break
             yield kind, _find_problem(saved, work, new=step, where=f"point {number} ({kind})")

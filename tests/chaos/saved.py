@@ -51,7 +51,10 @@ class Saved:
         codes = ranks.launch(described, fault=f"rank=0,step={_NEXT},kind=sigkill")
         assert codes == [-9], codes
         self.config = read_config(root / "left" / "config.json")
-        self.strategy = single.STRATEGY.build(causal_lm.load_model(model), causal_lm, self.config, ALONE)
+        self.strategy, self._starting = (
+            single.STRATEGY.build(causal_lm.load_model(model), causal_lm, self.config, ALONE) for _ in range(2)
+        )
+        """What is saved, and what a start loads."""
         self.checksums = {OLDER: "", NEWEST: ""}
         """Of the parameters after these steps."""
         self._learn_checksums()
@@ -100,21 +103,21 @@ class Saved:
         start_checksum = before["parameter_checksums"][0]
         finished = store.find_finished(second, start_checksum=start_checksum)
         if finished is not None:
-            store.load_finished(second, self.strategy, finished)
+            store.load_finished(second, self._starting, finished)
             return self._start(work, stands_after=2 * STEPS_PER_SEGMENT)
         folder = store.find_newest_partial(second, start_checksum=start_checksum)
         if folder is None:
-            store.load_finished(first, self.strategy, before)
+            store.load_finished(first, self._starting, before)
             return self._start(work, stands_after=STEPS_PER_SEGMENT)
         record = self._record(work)
-        store.load_partial(folder, self.strategy, record)
+        store.load_partial(folder, self._starting, record)
         return self._start(work, stands_after=STEPS_PER_SEGMENT + record.counters.num_steps)
 
     def _start(self, work, *, stands_after):
         events = events_in(work / "events.jsonl")
         return Start(
             stands_after=stands_after,
-            checksum=self.strategy.digest().parameters[0],
+            checksum=self._starting.digest().parameters[0],
             refused=[event["problem"] for event in events if event["event"] == "checkpoint_not_used"],
         )
 

@@ -38,20 +38,24 @@ def _cut_short(content, choose):
 @pytest.mark.parametrize("harm", [_flip_a_bit, _cut_short])
 def test_damage_to_any_file_is_seen_and_the_previous_checkpoint_used(harm, saved):
     choose = random.Random(0)
-    for number in range(30):
-        work = saved.copy()
-        if number % 2:
-            saved.next_finished_save(work)()
-            folder, previous = saved.segment(work, 1), STEPS_PER_SEGMENT
-        else:
+    for is_finished in (False, True):
+        number, num_files = 0, 1
+        while number < num_files:
+            work = saved.copy()
             folder, previous = saved.partial(work, NEWEST), OLDER
-        file = choose.choice(sorted(folder.iterdir()))
-        content = file.read_bytes()
-        file.unlink()  # it is a link
-        file.write_bytes(harm(content, choose))
-        start = saved.next_start(work)
-        assert len(start.refused) == 1, file
-        assert (start.stands_after, start.checksum) == (previous, saved.checksums[previous]), file
+            if is_finished:
+                saved.next_finished_save(work)()
+                folder, previous = saved.segment(work, 1), STEPS_PER_SEGMENT
+            files = sorted(folder.iterdir())
+            file, num_files = files[number], len(files)
+            content = file.read_bytes()
+            file.unlink()  # it is a link
+            file.write_bytes(harm(content, choose))
+            start = saved.next_start(work)
+            assert len(start.refused) == 1, file
+            assert (start.stands_after, start.checksum) == (previous, saved.checksums[previous]), file
+            number += 1
+        assert num_files > 4
 
 
 def test_the_order_of_a_save_is_that_of_the_protocol(saved, monkeypatch):
