@@ -53,8 +53,7 @@ place.report(speedup=1.5)
 
 @pytest.fixture(params=TRACKERS)
 def tracker(request):
-    require_tracker(request.param)
-    return str(request.param)
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +67,7 @@ def _at_home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def place(tmp_path, tracker, empty_store):
+    require_tracker(tracker)
     if tracker == "mlflow":
         shutil.copy(empty_store, tmp_path)
     return Place(tmp_path, [tracker])
@@ -129,7 +129,6 @@ def test_killed_while_it_trains_and_while_it_reports_it_has_no_gap_and_no_duplic
 
 @pytest.mark.parametrize("tracker", ["mlflow", "tensorboard"])
 def test_steps_appear_while_the_cell_trains_where_a_run_can_grow(place, tracker):
-    require_tracker(tracker)
     with place.follow() as follower:
         follower.send(place.events(1, 2))
         read = STORES[tracker].read_values
