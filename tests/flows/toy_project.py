@@ -22,18 +22,16 @@ class ToyProject:
     """A copy of tests/flows/toy with the params.yaml, prefect.toml and prefect.yaml of the checkout."""
 
     folder: Path
-    programs: Path = BIN
-    """The folder `bin` of its environment; one whose processes start at once is tests/warm/environment.py's."""
 
     def environment(self, **extra):
         """Return an environment in which no Prefect setting of the caller is left."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-        return {**clean, "PATH": os.pathsep.join([str(self.programs), os.environ["PATH"]]), **extra}
+        return {**clean, "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]]), **extra}
 
     def flow(self, **extra):
         """Run `python -m flows` to its end."""
         return subprocess.run(
-            [self.programs / "python", "-m", "flows"],
+            [sys.executable, "-m", "flows"],
             cwd=self.folder,
             env=self.environment(**extra),
             capture_output=True,
@@ -89,7 +87,7 @@ class ToyProject:
         path.write_text(text.replace(old, new))
 
 
-def make_toy_project(folder, *, database=None, programs=BIN):
+def make_toy_project(folder, *, database=None):
     """Write the toy project into a new folder, a DVC and git repository; a server of it begins with this database."""
     shutil.copytree(Path(__file__).parent / "toy", folder)
     # Under its own name DVC would take it for a part of the project around it.
@@ -101,7 +99,7 @@ def make_toy_project(folder, *, database=None, programs=BIN):
     (folder / ".dvcignore").write_text("flows\n.prefect\n.work\n")
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
     _set_params(folder / "params.yaml")
-    toy = ToyProject(folder, programs)
+    toy = ToyProject(folder)
     if database is not None:
         toy.give_database(database)
     toy.change("prefect.toml", "4200", str(free_port()))
