@@ -1,243 +1,152 @@
-"""Do sessions of one comparison scatter no more than their intervals say, beside a neighbour as without one?
+"""Do fresh default runs end as "Proven", and do their speedups scatter no more than their intervals say?
 
-Measures the speedups of params.yaml again and again, as `make compare` does, in turn on the machine as it is and beside
-a process that keeps one core busy half the time. Needs what `dvc repro slice` makes. Writes
-benchmarks/results/<date>_<machine>_sessions.{json,md}.
+Runs `make compare` of the commit that is checked out here again and again, in a clone of which nothing but the
+environment is left. Each run stands in benchmarks/results/<date>_<machine>_sessions.{json,md} as soon as it has ended;
+`--after FILE` goes on from such a file. It wants a machine with nothing else on it.
 """
 
 import argparse
-import contextlib
 import dataclasses
+import datetime
+import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from scipy import stats
 
 from benchmarks.results_file import RESULTS, write_results
-from tasks.machine.facts import collect_machine_facts
-from tasks.measure import select_timed_ranges
-from tasks.measuring.arms import make_trained_arm
-from tasks.measuring.bench import Bench
-from tasks.measuring.planning import plan_session
-from tasks.measuring.speedups import measure_speedups
-from tasks.measuring.turns import choose_seconds
-from tasks.measuring.workers import open_workers
-from tasks.params import load_params
-from tasks.ranks.cell_ranks import find_nodes
 from tasks.records.estimate import Estimate
 
-_BUSY_SECONDS = 10.0
-"""The neighbour computes so long, then rests as long."""
-_NEIGHBOUR = """
-import time
-while True:
-    end = time.monotonic() + {seconds}
-    while time.monotonic() < end:
-        pass
-    time.sleep({seconds})
-"""
-_SLICES, _BASE_MODEL = Path("data/slices"), Path("data/base_model")
-_QUIET, _BESIDE = "as it is", "beside a neighbour"
+_KEPT = ("HOME", "PATH", "LANG")
+"""Variables of the environment that a run has."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SessionSpeedup:
-    """What one session found of one cell."""
+class Session:
+    """What one default run came to."""
 
-    kind: str
-    """With which company."""
-    number: int
-    """Which session, from 1."""
-    cell: str
-    """Of which cell."""
-    interval: Estimate | None
-    """Speedup; None without turns enough."""
-    all_turns: float
-    """Ratio of the means of all turns, the loud ones too."""
-    num_turns: int
-    """Turns."""
-    num_quiet: int
-    """Of those, quiet ones."""
+    started_at: str
+    commit: str
     seconds: float
-    """Of measuring."""
+    """Of `make compare`."""
+    exit_code: int
+    state: str
+    """proven, unproven, withheld or not measured; "failed" without results."""
+    verdict: str
+    interval: Estimate | None
+    """Speedup of the last cell; None where none is said."""
+    num_turns: int
+    baseline_step_seconds: float | None
+
+    @classmethod
+    def read(cls, content):
+        """Return what stands in a results file."""
+        return cls(**content | {"interval": content["interval"] and Estimate(**content["interval"])})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scatter:
-    """How sessions of one kind lie."""
-
-    num_sessions: int
-    """Sessions."""
-    num_told: int
-    """Of those with a speedup."""
-    mean: float
-    """Geometric mean of their speedups."""
-    scatter: float
-    """Standard deviation of their logarithms."""
-    half_width: float
-    """Root mean square of their relative half-widths."""
-    num_covering: int
-    """Sessions whose interval contains the mean of the others of every kind."""
-
-
-def find_scatter(kind, speedups):
-    """Return how the sessions of a kind lie; NaN where fewer than two have a speedup."""
-    intervals = [(item.kind, item.interval) for item in speedups if item.interval is not None]
-    mine = [interval for of, interval in intervals if of == kind]
-    logs = np.log([interval.value for interval in mine])
-    covering = 0
-    for interval in mine if len(intervals) > 1 else ():
-        others = np.log([other.value for _, other in intervals if other is not interval])
-        covering += interval.contains(float(np.exp(others.mean())))
-    return Scatter(
-        num_sessions=sum(result.kind == kind for result in speedups),
-        num_told=len(mine),
-        mean=float(np.exp(logs.mean())) if len(mine) else float("nan"),
-        scatter=float(logs.std(ddof=1)) if len(mine) > 1 else float("nan"),
-        half_width=float(np.sqrt(np.mean([item.relative_half_width**2 for item in mine]))) if mine else float("nan"),
-        num_covering=covering,
-    )
-
-
-@contextlib.contextmanager
-def plan_real_session():
-    """Yield a session of the comparison, on the model and the slices that `dvc repro slice` left here.
-
-    The advice is left out; files of its ranks go to a folder that ends with it.
-    """
-    params = load_params()
-    params = params.model_copy(update={"measure": params.measure.model_copy(update={"advice": False})})
-    ranges = select_timed_ranges(
-        _SLICES, [str(part) for part in params.ranges], seq_len=params.train.seq_len,
-        least_rows=params.train.global_batch_size,
+def run_session(clone, commit):
+    """Return what `make compare` comes to in the clone, of which nothing but the environment was left."""
+    subprocess.run(["git", "clean", "-fdxq", "-e", ".venv"], cwd=clone, check=True)
+    started_at, started = datetime.datetime.now(datetime.UTC), time.perf_counter()
+    done = subprocess.run(
+        ["make", "compare"], cwd=clone, capture_output=True, text=True, check=False,
+        env={"TERM": "dumb", **{name: os.environ[name] for name in _KEPT if name in os.environ}},
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as scratch:
-        yield plan_session(
-            params, machine=collect_machine_facts(), base_model=_BASE_MODEL, rows=[_SLICES / name for name in ranges],
-            work=Path(scratch) / "ranks",
-        )  # fmt: skip
+    seconds, file = time.perf_counter() - started, clone / "reports/results.json"
+    facts = {"state": "failed", "verdict": done.stderr[-300:], "interval": None, "num_turns": 0}
+    facts["baseline_step_seconds"] = None
+    if file.exists():
+        results = json.loads(file.read_bytes())
+        cell, speedup = results["cells"][-1], results["cells"][-1]["speedup"]
+        is_said = speedup is not None and cell["standing"]["state"] in ("proven", "unproven")
+        facts = {
+            "state": cell["standing"]["state"],
+            "verdict": results["verdict"],
+            "interval": Estimate(speedup["value"], speedup["low"], speedup["high"]) if is_said else None,
+            "num_turns": cell["speed"]["num_quiet_turns"],
+            "baseline_step_seconds": results["cells"][0]["speed"]["step_seconds"]["value"],
+        }
+    return Session(
+        started_at=started_at.isoformat(timespec="seconds"), commit=commit, seconds=seconds, exit_code=done.returncode,
+        **facts,
+    )  # fmt: skip
 
 
-@contextlib.contextmanager
-def open_bench(session):
-    """Yield the waiting ranks of all cells, their models built and the length of a block chosen."""
-    cells, comparison = session.params.cells, session.comparison
-    launchers = {name: spread.launcher for name, spread in cells.items()}
-    nodes = {name: find_nodes(name, session.params) for name in cells}
-    with open_workers(session.configs, launchers=launchers, nodes=nodes, stop=threading.Event()) as workers:
-        bench = Bench(workers, seed=session.params.train.seed)
-        bench.build(comparison.trained)
-        bench.calibrate(make_trained_arm(comparison.baseline), block_seconds=comparison.block_seconds)
-        yield bench
-
-
-@contextlib.contextmanager
-def run_neighbour():
-    """Keep one core busy half the time, meanwhile."""
-    neighbour = subprocess.Popen([sys.executable, "-c", _NEIGHBOUR.format(seconds=_BUSY_SECONDS)])
-    try:
-        yield
-    finally:
-        neighbour.kill()
-        neighbour.wait()
-
-
-def measure_session(kind, number):
-    """Return the speedups of the cells of params.yaml, measured once."""
-    with contextlib.ExitStack() as stack:
-        session = stack.enter_context(plan_real_session())
-        comparison = session.comparison
-        bench = stack.enter_context(open_bench(session))
-        if kind == _BESIDE:
-            stack.enter_context(run_neighbour())
-        started, of = time.perf_counter(), choose_seconds(is_weak=comparison.is_weak)
-        speedups = measure_speedups(
-            comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
-            burn_in_seconds=comparison.burn_in_seconds, most_share=comparison.most_share, seconds_of=of,
-            seed=comparison.seed, advance=lambda num_blocks: None,
-        )  # fmt: skip
-        seconds = time.perf_counter() - started
-    first, *others = (arm.name for arm in comparison.trained)
-    mean = {name: float(np.mean(speedups.timed_turns.list_by_turn(name, of))) for name in (first, *others)}
-    return [
-        SessionSpeedup(
-            kind=kind, number=number, cell=name, interval=speedups.intervals.get(name),
-            all_turns=mean[first] / mean[name], num_turns=len(speedups.timed_turns.turns),
-            num_quiet=len(speedups.select_quiet(name).turns), seconds=seconds,
-        )
-        for name in others
-    ]  # fmt: skip
+def describe_scatter(sessions):
+    """Return, in sentences, how many are proven, and how they lie beside their intervals."""
+    intervals = [item.interval for item in sessions if item.interval is not None]
+    num_proven = sum(item.state == "proven" for item in sessions)
+    text = f"{num_proven} of {len(sessions)} default runs are proven."
+    if len(intervals) < 3:
+        return text
+    logs = np.log([item.value for item in intervals])
+    covering = 0
+    for number, item in enumerate(intervals):
+        covering += item.contains(float(np.exp(np.delete(logs, number).mean())))
+    half_width = float(np.sqrt(np.mean([item.relative_half_width**2 for item in intervals])))
+    return (
+        f"{text} Their mean speedup is {np.exp(logs.mean()):.3f}; they scatter by {logs.std(ddof=1):.1%} (standard "
+        f"deviation), their intervals are ±{half_width:.1%} wide, and {covering} of {len(intervals)} contain the mean "
+        "of all others."
+    )
 
 
 def _main():
     parser = argparse.ArgumentParser(prog="benchmarks.sessions", description=__doc__)
-    parser.add_argument("--sessions", type=int, default=20, help="half of them beside a neighbour")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--after", type=Path, help="a results file to go on from")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    load_before = os.getloadavg()[0]
-    speedups = []
-    for number in track(range(arguments.sessions), description="sessions", console=Console(stderr=True)):
-        speedups += measure_session((_QUIET, _BESIDE)[number % 2], number + 1)
-        print(_row(speedups[-1]), file=sys.stderr, flush=True)
-    cell = speedups[-1].cell
-    scatters = {
-        kind: find_scatter(kind, [result for result in speedups if result.cell == cell]) for kind in (_QUIET, _BESIDE)
-    }
-    path = write_results(
-        "sessions",
-        title="Sessions of one comparison",
-        method=(
-            "The speedups of params.yaml, measured as by `make compare` with ranks started anew for every session, in "
-            "turn on the machine as it is and beside a process that keeps one core busy for "
-            f"{_BUSY_SECONDS:g} s and rests as long. The last column of the table is the ratio of the means of all "
-            "turns, the loud ones too, which is not published."
-        ),
-        headings=["session", "cell", "company", "speedup (95 %)", "quiet turns", "seconds", "of all turns"],
-        rows=[_row(result) for result in speedups],
-        summary="\n\n".join(_explain(kind, scatter) for kind, scatter in scatters.items()),
-        results={
-            "sessions": [dataclasses.asdict(result) for result in speedups],
-            "scatter": {kind: dataclasses.asdict(scatter) for kind, scatter in scatters.items()},
-        },
-        load_before=load_before,
-        folder=arguments.results,
-    )
+    load_before, sessions = os.getloadavg()[0], []
+    if arguments.after:
+        sessions = [Session.read(item) for item in json.loads(arguments.after.read_bytes())["found"]["sessions"]]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    with tempfile.TemporaryDirectory() as scratch:
+        clone = Path(scratch) / "ddp-compare"
+        subprocess.run(["git", "clone", "-q", ".", str(clone)], check=True)
+        subprocess.run(["make", "setup"], cwd=clone, check=True, stdout=sys.stderr)
+        for _ in track(range(arguments.runs), description="default runs", console=Console(stderr=True)):
+            sessions.append(run_session(clone, commit))
+            path = write_results(
+                "sessions",
+                title="Default runs, each from nothing",
+                method=(
+                    "`make compare` again and again in a clone of which nothing but the environment is left, with "
+                    "nothing else on the machine. Seconds are of the whole command, those per step the baseline's."
+                ),
+                headings=[
+                    "run",
+                    "began",
+                    "commit",
+                    "seconds",
+                    "ms per step of 1proc",
+                    "turns",
+                    "says",
+                    "speedup (95 %)",
+                ],
+                rows=[_row(number, item) for number, item in enumerate(sessions, start=1)],
+                summary=describe_scatter(sessions),
+                results={"sessions": [dataclasses.asdict(item) for item in sessions]},
+                load_before=load_before,
+                folder=arguments.results,
+            )
     print(path.read_text(encoding="utf-8"))
-    return 0 if all(_is_honest(scatter) for scatter in scatters.values()) else 1
 
 
-def _is_honest(scatter):
-    """Return whether no fewer intervals hold the mean of the others than 95 % intervals would by chance."""
-    if scatter.num_told < 2:
-        return True
-    return stats.binomtest(scatter.num_covering, scatter.num_told, 0.95, alternative="less").pvalue > 0.05
-
-
-def _explain(kind, scatter):
-    return (
-        f"On the machine {kind}: {scatter.num_told} of {scatter.num_sessions} sessions have a speedup; their mean is "
-        f"{scatter.mean:.3f}, they scatter by {scatter.scatter:.1%} (standard deviation) where their intervals are "
-        f"±{scatter.half_width:.1%} wide, and {scatter.num_covering} of {scatter.num_told} intervals contain the mean "
-        "of all other sessions."
-    )
-
-
-def _row(item):
-    interval = item.interval
-    speedup = "none" if interval is None else f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+def _row(number, item):
+    interval, step = item.interval, item.baseline_step_seconds
     return [
-        str(item.number), item.cell, item.kind, speedup, f"{item.num_quiet} of {item.num_turns}", f"{item.seconds:.0f}",
-        f"{item.all_turns:.3f}",
+        str(number), item.started_at[:16], item.commit[:8], f"{item.seconds:.0f}",
+        f"{1000 * step:.0f}" if step else "–", str(item.num_turns), item.state,
+        f"{interval.value:.2f} ({interval.low:.2f} to {interval.high:.2f})" if interval else "–",
     ]  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    _main()

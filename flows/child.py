@@ -22,6 +22,7 @@ from types import FrameType
 import psutil
 
 from ddp_audit.process.lifeline import set_parent_death_signal
+from tasks.process.failure import end_without_teardown
 from tasks.process.proxies import restore_proxies
 
 VERBOSE = "DDP_COMPARE_VERBOSE"
@@ -186,4 +187,5 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    with end_without_teardown():
+        sys.exit(_main())

@@ -83,11 +83,11 @@ class Differences:
         self, name: str, tensor: "Tensor", expected: "Tensor", *, since: "Tensor", others: Sequence["Tensor"] = ()
     ) -> None:
         """Take a `tensor` that was `since` and should be `expected`, or one of `others`, which are as right."""
-        exact, start = expected.double(), since.double()
-        change, own = exact - start, tensor.double() - start
-        squares = (own - change, change, exact, *(other.double() - exact for other in others))
-        difference, its, size, *apart = (float(part.square().sum()) for part in squares)
-        product = float((own * change).sum())
+        exact, start = expected.double().flatten(), since.double().flatten()
+        change, own = exact - start, tensor.double().flatten() - start
+        squares = (own - change, change, exact, *(other.double().flatten() - exact for other in others))
+        difference, its, size, *apart = (float(part.dot(part)) for part in squares)
+        product = float(own.dot(change))
         self._tensors.append(_Sums(name if difference else None, difference, its, size, product, apart))
 
     @property

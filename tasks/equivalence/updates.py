@@ -316,24 +316,26 @@ class _Check:
             weights.add(name, end, start, since=start)
             return
 
-        def take(kind: str, key: str, kept: float, more: float, *, added: Any, power: int = 1) -> "Tensor":
-            """Compare kept x the moment before + more x gradient ** power + what is added; return it as it is after."""
+        def take(kind: str, key: str, kept: float, parts: "list[Tensor]", more: float, *, added: Any) -> "Tensor":
+            """Compare kept x the moment before + more x part + what is added; return the moment as it is after."""
             if key not in after:
                 raise ValueError(f"{name} has no {key} after the update")
             since = kept * before[key].double() + added if key in before else 0 * start + added
-            expected, *as_right = (since + more * other**power for other in (gradient, *others))
+            expected, *as_right = (since + more * part for part in parts)
             kinds[kind].add(name, after[key], expected, since=since, others=as_right)
             return after[key].double()
 
         if config.optimizer == "adamw":
             beta1, beta2, number = config.adam_beta1, config.adam_beta2, int(after.get("step", 0)) or 1
-            first = take("gradient", "exp_avg", beta1, 1 - beta1, added=0.0)
-            second = take("squares", "exp_avg_sq", beta2, 1 - beta2, added=0.0, power=2)
+            squares = [part.square() for part in (gradient, *others)]
+            first = take("gradient", "exp_avg", beta1, [gradient, *others], 1 - beta1, added=0.0)
+            second = take("squares", "exp_avg_sq", beta2, squares, 1 - beta2, added=0.0)
             size = (second / (1 - beta2**number)).sqrt() + _ADAM_EPS
             step = first / (1 - beta1**number) / size
             weights.add(name, end, start * (1 - rate * decay) - rate * step, since=start)
         elif config.momentum:
-            momentum = take("gradient", "momentum_buffer", config.momentum, 1.0, added=decay * start)
+            parts = [gradient, *others]
+            momentum = take("gradient", "momentum_buffer", config.momentum, parts, 1.0, added=decay * start)
             weights.add(name, end, start - rate * momentum, since=start)
         else:
             since = start * (1 - rate * decay)

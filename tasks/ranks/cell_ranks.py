@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 12.0
 _LAUNCHES_KEPT = 5
-_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_FOR_THE_OTHERS = 10.0
 _KINDS: dict[int, type[StageError]] = {
     ExitCode.CONFIGURATION: ConfigurationError,

@@ -17,8 +17,6 @@ _Result = TypeVar("_Result")
 
 FLUSH_SECONDS = 10.0
 """Between two calls to the tracker while a cell trains."""
-OPEN_SECONDS = 20.0
-"""At most, before a training: importing MLflow and opening the store."""
 CLOSE_SECONDS = 30.0
 """At most, after a training: sending what is still missing."""
 STOP_SECONDS = 2.0
@@ -30,7 +28,10 @@ _MAX_WAITING_STEPS = 20_000
 
 
 class Follower:
-    """Forwards a running cell's steps from a thread of its own: no call blocks, fails or waits."""
+    """Forwards a running cell's steps from a thread of its own: no call blocks, fails or waits.
+
+    It opens its run at the first call, while the ranks start: importing MLflow and making its store takes seconds.
+    """
 
     def __init__(self, tracker: str, open_run: Callable[[], TrackedRun]) -> None:
         self._tracker = tracker
@@ -40,14 +41,19 @@ class Follower:
         self._folders: list[Path] = []
         self.status = "FINISHED"
         self._is_warned = False
-        self.is_open = threading.Event()
         self.is_closing = threading.Event()
         self.thread = threading.Thread(target=self._work, name="tracker", daemon=True)
 
     def send(self, events: list[dict[str, Any]]) -> None:
         """Take the newest events of the live stream; those that are steps will be sent."""
+        self.begin()
         now = int(time.time() * 1000)
         self._steps.extend((now, event) for event in events if event.get("event") == "step")
+
+    def begin(self) -> None:
+        """Open the run, if that has not begun yet."""
+        if self.thread.ident is None:
+            self.thread.start()
 
     def replay(self, folders: Iterable[Path]) -> None:
         """Take finished segments; what the store lacks of them is sent when the ranks are gone."""
@@ -55,7 +61,6 @@ class Follower:
 
     def _work(self) -> None:
         self._attempt(self._start)
-        self.is_open.set()
         while not self.is_closing.wait(FLUSH_SECONDS):
             self._attempt(self._flush)
         self._attempt(self._finish)
@@ -108,19 +113,12 @@ class Followers:
         for follower in self._followers:
             follower.replay(finished)
 
-    def open(self) -> None:
-        """Open all runs at the same time; waits OPEN_SECONDS at most."""
-        ends_at = time.perf_counter() + OPEN_SECONDS
-        for follower in self._followers:
-            follower.thread.start()
-        for follower in self._followers:
-            follower.is_open.wait(max(0.0, ends_at - time.perf_counter()))
-
     def close(self, status: str) -> None:
         """Have all runs completed; waits CLOSE_SECONDS at most, STOP_SECONDS if KILLED."""
         ends_at = time.perf_counter() + (STOP_SECONDS if status == "KILLED" else CLOSE_SECONDS)
         for follower in self._followers:
             follower.status = status
+            follower.begin()
             follower.is_closing.set()
         for follower in self._followers:
             follower.thread.join(max(0.0, ends_at - time.perf_counter()))

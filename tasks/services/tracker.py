@@ -53,7 +53,7 @@ def follow_cell(params: Params, run: CellFacts, *, slices: Path, machine: Path) 
     """Yield what forwards a cell's steps to its runs while it trains, and sends the rest when it is left.
 
     `run` is the beginning of run.json: all but the segments. Nothing that a tracker does raises here or takes longer
-    than follower.OPEN_SECONDS before and follower.CLOSE_SECONDS after the training.
+    than follower.CLOSE_SECONDS after the training.
     """
 
     def open_run(tracker: str) -> TrackedRun:
@@ -62,7 +62,6 @@ def follow_cell(params: Params, run: CellFacts, *, slices: Path, machine: Path) 
 
     kinds = params.tracking.kinds
     followers = Followers(*(Follower(tracker, functools.partial(open_run, tracker)) for tracker in kinds))
-    followers.open()
     status = "FAILED"
     try:
         yield followers

@@ -139,7 +139,7 @@ def load_tensors(file: Path, *, is_mapped: bool = False) -> dict[str, Any]:
     `is_mapped`: it is read when it is looked at, and not to be changed. Raises BadCheckpointError if the file is
     missing, broken or holds anything but tensors and plain values.
     """
-    require_safe_torch()
+    require_safe_torch(torch.__version__)
     try:
         require_plain_archive(file)
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)

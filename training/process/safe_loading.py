@@ -14,9 +14,10 @@ class UnsafeTorchError(ValueError):
     """The torch that is installed cannot load a file safely."""
 
 
-def require_safe_torch() -> None:
-    """Raise UnsafeTorchError if the installed torch can be made to run what a checkpoint holds; imports nothing."""
-    version = importlib.metadata.version("torch")
+def require_safe_torch(version: str | None = None) -> None:
+    """Raise UnsafeTorchError if torch of this version, by default the installed one, can be made to run what a
+    checkpoint holds; imports nothing."""
+    version = version or importlib.metadata.version("torch")
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None or (int(match[1]), int(match[2])) < _FIRST_SAFE_TORCH:
         raise UnsafeTorchError(
