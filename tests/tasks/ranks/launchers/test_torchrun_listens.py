@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import sys
 import time
 
 import pytest
@@ -48,7 +49,7 @@ os._exit(0)
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory):
+def launch(tmp_path_factory, warm):
     """Two ranks under the real launcher that train for longer than these tests, and what they listen on."""
     mark, folder = new_mark(), tmp_path_factory.mktemp("listens")
     work = folder / "w o:r,k=ü"
@@ -60,6 +61,7 @@ def launch(tmp_path_factory):
     write_json(work / "config.json", config)
     with none_left_of(mark), Listeners(mark) as listeners:
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "executable", str(warm / "python"))
             for name, value in mark.items():
                 patch.setenv(name, value)
             started = start(work / "config.json", world_size=2, threads_per_rank=1, log_folder=work / "logs")
