@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from itertools import islice
-from operator import add, sub
+from operator import add, itemgetter, sub
 from pathlib import Path
+from threading import get_ident
 from typing import Any, NamedTuple
 
-from ddp_audit.observer.record import Guard, Line, Record
+from ddp_audit.observer.record import MAIN, Guard, Line, Record
 from ddp_audit.observer.timeline import OTHERS, Timeline
 
 _CLOCKS = ("time", "perf_counter", "monotonic")
@@ -26,6 +27,7 @@ _OWN_REFERENCES = 3
 """To the copy of a frame's variables: the frame's, ours, and that of who counts; more where the script asked for it."""
 _OURS = str(Path(__file__).resolve().parent)
 _FOREIGN = ("site-packages", "dist-packages", "/lib/python")
+_get_others = itemgetter(*OTHERS)
 
 
 class ScriptLines:
@@ -104,29 +106,30 @@ class Clocks:
             setattr(time, name, self._make_observed(getattr(time, name)))
 
     def _make_observed(self, original: Callable[[], float]) -> Callable[[], float]:
-        owns, guard, see = self._lines.owns, self._guard, self._see
+        owns, see = self._lines.owns, self._guard.wrap(self._see)
 
         @functools.wraps(original)
         def read() -> float:
             value = original()
             frame = sys._getframe(1)
-            if owns(frame.f_code.co_filename):
-                guard(see, value, frame)
+            if owns(frame.f_code.co_filename) and get_ident() == MAIN:
+                see(value, frame)
             return value
 
         return read
 
     def _see(self, value: float, frame: Any) -> None:
         place = frame.f_code.co_filename, frame.f_lineno
-        self._kept.append((value, place, *self._times.look(), self.count_steps(), _list_floats(frame)))
+        self._kept.append((value, place, self._times.mark(), self.count_steps(), _list_floats(frame)))
         if len(self._kept) >= _MOST_KEPT:
             self.match()
 
     def match(self) -> None:
         """Find what can have been timed by the readings since the last call."""
         kept, self._kept = self._kept, []
-        for value, *reading, floats in kept:
-            now = _Reading(*reading)
+        self._times.count()
+        for value, place, (at, total), step, floats in kept:
+            now = _Reading(place, at, _get_others(total), step)
             for item in floats:
                 earlier = self._known.get(item)
                 if earlier is not None and now.step > earlier.step:

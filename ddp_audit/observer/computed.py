@@ -5,16 +5,18 @@ import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_audit.observer import timeline
 from ddp_audit.observer.clocks import ScriptLines
 from ddp_audit.observer.fed import Loaders
-from ddp_audit.observer.record import Guard, is_main_thread
+from ddp_audit.observer.record import MAIN, Guard, is_main_thread
 from ddp_audit.observer.samples import (
     count_tokens,
     digest_rows,
@@ -25,7 +27,7 @@ from ddp_audit.observer.samples import (
     put_rows_first,
 )
 from ddp_audit.observer.steps import Micro, Steps
-from ddp_audit.observer.torch_private import get_uncompiled, is_transformed
+from ddp_audit.observer.torch_private import get_transform, get_uncompiled
 
 _TRAINED_BY_A_STEP_OF_ITS_OWN = "LightningModule"
 """What is wrapped of such a model is its whole training step; alone, its forward pass is called or none."""
@@ -70,6 +72,7 @@ class Computing:
         self, guard: Guard, times: timeline.Timeline, steps: Steps, loaders: Loaders, lines: ScriptLines
     ) -> None:
         self._guard, self._times, self._steps, self._loaders, self._lines = guard, times, steps, loaders, lines
+        self._find_guarded, self._begin_guarded = guard.wrap(self._find_model), guard.wrap(self._begin_forward)
         self._known: set[type] = set()
         self._is_learning = False
         self._is_inside = False
@@ -85,11 +88,11 @@ class Computing:
         """From now on models, losses and backward passes are watched."""
         self._plain_call = torch.nn.Module.__call__
         self.learn_models()
-        backward = torch.autograd.backward
+        backward, add_backward = torch.autograd.backward, self._guard.wrap(self._steps.add_backward)
 
         @functools.wraps(backward)
         def observed_backward(tensors: Any, *arguments: Any, **named: Any) -> None:
-            if self._is_backward or not is_main_thread():
+            if self._is_backward or get_ident() != MAIN:
                 return backward(tensors, *arguments, **named)
             self._is_backward, steps = True, self._steps
             self._times.enter(timeline.OBSERVER if steps.is_read else timeline.BACKWARD)
@@ -100,7 +103,7 @@ class Computing:
                         self._guard(steps.see_gradient, is_after=False)
                     self._times.switch(timeline.BACKWARD)
                 else:
-                    self._guard(steps.add_backward)
+                    add_backward()
                 backward(tensors, *arguments, **named)
                 if steps.is_sampled:
                     self._times.switch(timeline.OBSERVER)
@@ -163,9 +166,9 @@ class Computing:
 
     def _find_outermost(self, module: Any) -> _Model | None:
         """Return what is known of it; None inside another call or a backward, where it is traced, or learns nothing."""
-        if self._is_inside or self._is_backward or torch.compiler.is_compiling() or not is_main_thread():
+        if self._is_inside or self._is_backward or is_compiling() or get_ident() != MAIN:
             return None
-        model: _Model | None = self._guard(self._find_model, module)
+        model: _Model | None = self._find_guarded(module)
         return model
 
     def _find_model(self, module: Any) -> _Model | None:
@@ -193,9 +196,9 @@ class Computing:
     def _run(self, original: Callable[..., Any], model: _Model, module: Any, arguments: Any, named: Any) -> Any:
         is_training = torch.is_grad_enabled()
         self._is_inside = True
-        self._times.enter(timeline.OBSERVER, rest=timeline.SCRIPT if is_training else None)
+        self._times.enter(timeline.OBSERVER, timeline.SCRIPT if is_training else None)
         try:
-            self._guard(self._begin_forward, model, module, arguments, named, is_training)
+            self._begin_guarded(model, module, arguments, named, is_training)
             self._times.switch(timeline.FORWARD if is_training else timeline.EVALUATION)
             output = original(module, *arguments, **named)
             if self._drawing is not None:
@@ -203,20 +206,19 @@ class Computing:
                 self._guard(self._see_drawn, *self._drawing)
             return output
         finally:
-            self._times.leave(rest=None if is_training else timeline.EVALUATION)
+            self._times.leave(None if is_training else timeline.EVALUATION)
             self._is_inside, self._drawing = False, None
 
     def _begin_forward(self, model: _Model, module: Any, arguments: Any, named: Any, is_training: bool) -> None:
-        fed = [] if is_transformed() else list_tensors((arguments, named))
+        fed = list_tensors((arguments, named) if named else (arguments,)) if get_transform() is None else []
         first = put_rows_first([pair for pair in fed if pair[1].dim()])
         given, ids, source = self._loaders.find([tensor for _, tensor in first], is_training=is_training)
         if not is_training:
             return
         steps, wrapper = self._steps, model.wrapper()
         is_read, is_start = steps.is_read, steps.number == 0
-        micro: Any = Micro(module=model.number, model=type(module).__name__)
-        if given is not None:
-            micro.loader, micro.ids = given.loader, ids
+        known = {"module": model.number, "model": type(module).__name__}
+        micro: Any = Micro(known if given is None else known | {"loader": given.loader, "ids": ids})
         if wrapper is not None:
             micro.wrapper = model.wrapper_name
             if isinstance(wrapper, DistributedDataParallel):
@@ -232,7 +234,8 @@ class Computing:
         if is_start:
             micro.is_random = bool(source) or any(draws_at_random(item) for item in module.modules())
         if first:
-            micro.num_samples, micro.shape = len(ids or first[0][1]), list(first[0][1].shape)
+            micro.shape = list(first[0][1].shape)
+            micro.num_samples = len(ids) if ids else micro.shape[0]
             if is_start:
                 micro.has_integers = any(
                     # One number for a row is a class of it, and no text.
@@ -305,14 +308,14 @@ class Computing:
         ]
 
     def _watch_loss(self, name: str) -> None:
-        original = getattr(torch.nn.functional, name)
+        original, steps = getattr(torch.nn.functional, name), self._steps
         parameters = inspect.signature(original).parameters
         defaults = {key: parameter.default for key, parameter in parameters.items()}
 
         @functools.wraps(original)
         def observed(*arguments: Any, **named: Any) -> Any:
             output = original(*arguments, **named)
-            if not torch.compiler.is_compiling() and self._steps.is_read and is_main_thread():
+            if not is_dynamo_compiling() and steps.is_read and not is_compiling() and is_main_thread():
                 given = defaults | dict(zip(parameters, arguments, strict=False)) | named
                 self._times.charge(self._guard, self._see_loss, name, output, given)
             return output
@@ -327,7 +330,7 @@ class Computing:
             return
         micro.num_losses += 1
         if (
-            is_transformed()
+            get_transform() is not None
             or not self._steps.can_read(output)
             or any(given.get(weight) is not None for weight in _WEIGHTS)
             or (target.is_floating_point() if is_of_classes else target.shape != given["input"].shape)

@@ -1,6 +1,5 @@
 """What the script's loaders give out: which rows, in which pass, and how long it is waited for."""
 
-import contextlib
 import functools
 import itertools
 import math
@@ -10,13 +9,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import index
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from ddp_audit.observer import timeline
-from ddp_audit.observer.record import Guard, Record, is_main_thread
+from ddp_audit.observer.record import MAIN, Guard, Record
 from ddp_audit.observer.samples import is_on_host, list_tensors, put_rows_first, read_rows
 from ddp_audit.observer.torch_private import NEXT_INDEX, Pass, get_kept_pass
 
@@ -79,6 +79,7 @@ class Loaders:
     def watch(self) -> None:
         """From now on every loader is watched."""
         begin, advance, draw = DataLoader.__iter__, Pass.__next__, getattr(Pass, NEXT_INDEX)
+        give, keep_ids = self._guard.wrap(self._give), self._guard.wrap(_keep_ids)
 
         @functools.wraps(begin)
         def observed_begin(loader: Any) -> Any:
@@ -96,14 +97,15 @@ class Loaders:
 
         @functools.wraps(advance)
         def observed_advance(iterator: Any) -> Any:
-            name = iterator.__dict__.get("_ddp_compare_loader")
+            held = iterator.__dict__
+            name = held.get("_ddp_compare_loader")
             if name is None:
                 return advance(iterator)
             times = self._enter(name)
             try:
                 batch = advance(iterator)
                 times.switch(timeline.OBSERVER)
-                self._guard(self._give, iterator, name, batch)
+                give(held, name, batch)
             except StopIteration:
                 self._guard(self._end, iterator, name)
                 raise
@@ -114,7 +116,7 @@ class Loaders:
         @functools.wraps(draw)
         def observed_index(iterator: Any) -> Any:
             result = draw(iterator)
-            self._guard(_keep_ids, iterator, result)
+            keep_ids(iterator.__dict__, result)
             return result
 
         # dataloader.py of torch asks the class, so that workers and prefetching stay as they are.
@@ -170,11 +172,11 @@ class Loaders:
 
         Whoever asks a loader for training rows evaluates no more.
         """
-        times = self._times if is_main_thread() else timeline.Timeline(timeline.Place(None))
+        times = self._times if get_ident() == MAIN else timeline.Timeline(timeline.Place(None))
         if name in self._evaluating:
             times.enter(timeline.EVALUATION)
         else:
-            times.enter(timeline.DATA, rest=timeline.SCRIPT)
+            times.enter(timeline.DATA, timeline.SCRIPT)
         return times
 
     def _use(self, given: Given, is_training: bool) -> Given:
@@ -213,8 +215,7 @@ class Loaders:
         self._given_out.discard(name)
         self._record.write("pass", loader=name, is_over=is_over, step=self.count_steps())
 
-    def _give(self, iterator: Any, name: str, batch: Any) -> None:
-        held = iterator.__dict__
+    def _give(self, held: dict[str, Any], name: str, batch: Any) -> None:
         if (left := held.get("_ddp_compare_left")) is not None:
             if not left:
                 # One iterator goes round and round, as of loaders whose workers stay for all epochs.
@@ -226,12 +227,12 @@ class Loaders:
         queue = held.get("_ddp_compare_ids")
         ids = queue.popleft() if queue else None
         tensors = [tensor for _, tensor in put_rows_first(list_tensors(batch)) if tensor.dim()]
-        # Texts become tensors later.
-        num_rows = len(tensors[0]) if tensors else len(ids or ())
+        # Texts become tensors later. Python's len is slow with a tensor.
+        num_rows = tensors[0].size(0) if tensors else len(ids or ())
         is_known = ids is not None and (len(ids) == num_rows or _is_apart(batch, len(ids)))
         if not is_known or self._lengths.get(name) is None:
             ids = None
-        alive: list[Callable[[], torch.Tensor | None]] = [weakref.ref(tensor) for tensor in tensors]
+        alive: list[Callable[[], torch.Tensor | None]] = list(map(weakref.ref, tensors))
         given = Given(name, self._num_passes.get(name) == 1, ids, num_rows, alive)
         if self._num_plain.get(name, 0) < _PLAIN_BATCHES:
             given.find_places([])
@@ -265,12 +266,14 @@ def _is_apart(batch: Any, number: int) -> bool:
     return any(isinstance(part, list | tuple) and len(part) == number for part in parts)
 
 
-def _keep_ids(iterator: Any, outcome: Any) -> None:
+def _keep_ids(held: dict[str, Any], outcome: Any) -> None:
     # What has no length may be read but once.
     if hasattr(outcome, "__len__") and len(outcome) <= _MOST_IDS:
-        with contextlib.suppress(TypeError):  # one index, or what is none; numpy's and torch's are
+        try:
             ids = list(map(index, outcome))
-            iterator.__dict__.setdefault("_ddp_compare_ids", deque()).append(ids)
+        except TypeError:  # one index, or what is none; numpy's and torch's are
+            return
+        held.setdefault("_ddp_compare_ids", deque()).append(ids)
 
 
 def _clear_ids(iterator: Any) -> None:

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 read_clock = time.perf_counter
 """The clock itself: scripts are given another one (clocks.py)."""
 
-
-_MAIN = threading.main_thread().ident
+MAIN = threading.main_thread().ident
+"""The thread that torchrun's rank began in; others are left alone."""
 
 
 def is_main_thread() -> bool:
-    """Return whether this is the thread that torchrun's rank began in; others are left alone."""
-    return threading.get_ident() == _MAIN
+    """Return whether this is that thread."""
+    return threading.get_ident() == MAIN
 
 
 class Line(NamedTuple):
@@ -89,18 +89,26 @@ class Guard:
 
     def __call__(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Return what the function returns; None once something has failed."""
-        if not self.is_on:
-            return None
-        try:
-            return function(*arguments, **named)
-        except Exception as error:
-            self.is_on = False
-            trace = error.__traceback__
-            while trace is not None and trace.tb_next is not None:
-                trace = trace.tb_next
-            self._record.write(
-                "broken",
-                error=f"{type(error).__name__}: {error}"[:500],
-                at="" if trace is None else f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}",
-            )
-            return None
+        return self.wrap(function)(*arguments, **named)
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function as it is run here: what every step calls is made once."""
+
+        def guarded(*arguments: Any, **named: Any) -> Any:
+            if not self.is_on:
+                return None
+            try:
+                return function(*arguments, **named)
+            except Exception as error:
+                self.is_on = False
+                trace = error.__traceback__
+                while trace is not None and trace.tb_next is not None:
+                    trace = trace.tb_next
+                self._record.write(
+                    "broken",
+                    error=f"{type(error).__name__}: {error}"[:500],
+                    at="" if trace is None else f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}",
+                )
+                return None
+
+        return guarded

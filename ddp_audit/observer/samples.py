@@ -16,6 +16,8 @@ _MOST_TENSORS = 4000
 _ROW_BYTES = 8192
 _MOST_ROWS = 4096
 _SHOWN = 8
+_LISTS = (list, tuple)
+_HOLDING = (*_LISTS, Mapping)
 _IDS = "input_ids"
 _BESIDE = re.compile(r"labels?|label_ids|targets?|y|.*mask|.*type_ids|.*position_?ids|.*position|idx|index|weights?")
 """Names of inputs that a row is not known by."""
@@ -133,17 +135,19 @@ def list_tensors(content: Any, *, depth: int = 4) -> list[tuple[str, torch.Tenso
     """Return (name, tensor) of every tensor in nested mappings, lists and tuples."""
     if isinstance(content, torch.Tensor):
         return [("", content)]
-    if depth and isinstance(content, list | tuple):
+    if depth and isinstance(content, _LISTS):
         parts: Iterable[tuple[Any, Any]] = enumerate(content)
     elif depth and isinstance(content, Mapping):
         parts = [(key, content[key]) for key in list(content)]
     else:
         return []
-    return [
-        (f"{key}.{name}".rstrip("."), tensor)
-        for key, part in parts
-        for name, tensor in list_tensors(part, depth=depth - 1)
-    ]
+    results: list[tuple[str, torch.Tensor]] = []
+    for key, part in parts:
+        if isinstance(part, torch.Tensor):
+            results.append((str(key).rstrip("."), part))
+        elif isinstance(part, _HOLDING):
+            results += [(f"{key}.{name}".rstrip("."), tensor) for name, tensor in list_tensors(part, depth=depth - 1)]
+    return results
 
 
 def put_rows_first(results: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:

@@ -4,8 +4,7 @@ import functools
 import math
 import sys
 import weakref
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,7 +23,8 @@ _OFTEN_UNTIL = 4
 _READ_UNTIL = 64
 _MOST_UNUSUAL = 12
 _MOST_DIGESTED = 1 << 14
-_KEPT_SECONDS = 0.25
+_NO_NUMBER = (lambda: None), 0
+_KEPT_SECONDS = 1.0
 """Steps are written together, after so long; longer ones one by one."""
 
 
@@ -33,8 +33,8 @@ class Micro:
 
     num_losses = num_backwards = 0
 
-    def __init__(self, **known: Any) -> None:
-        self.__dict__.update(known)
+    def __init__(self, known: dict[str, Any]) -> None:
+        self.__dict__ = known
 
     def __getattr__(self, name: str) -> Any:
         """Return None: it is not known."""
@@ -72,8 +72,12 @@ class Steps:
         self._start: dict[str, Any] | None = None
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """Every one that made a step, in that order: two that take turns would be sampled at one's steps alone."""
+        self._numbers: dict[int, tuple[Callable[[], Any], int]] = {}
+        """The same by their `id`, which takes a step less time to find."""
         self._models: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         """Those that were called: an optimizer that is none of torch's may train them, too."""
+        self._hooks: list[tuple[Any, Any, Any]] = []
+        """Of optimizers: the handle of each, what a compiler does not trace, and what costs less without one."""
         self._wrapper: Any = None
         self._backward_line: Line | None = None
 
@@ -88,9 +92,13 @@ class Steps:
 
     def watch(self) -> None:
         """From now on optimizers and clipping are watched."""
-        # A compiler would trace them, where it compiles the optimizer's step.
-        register_optimizer_step_pre_hook(untraced(partial(self._guard, self._begin)))
-        register_optimizer_step_post_hook(untraced(partial(self._guard, self._end)))
+        for register, see in (
+            (register_optimizer_step_pre_hook, self._guard.wrap(self._begin)),
+            (register_optimizer_step_post_hook, self._guard.wrap(self._end)),
+        ):
+            # A compiler would trace them, where it compiles the optimizer's step.
+            hook = untraced(see)
+            self._hooks.append((register(hook), hook, see))
         for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
             if hasattr(torch.nn.utils, name):
                 setattr(torch.nn.utils, name, self._make_observed_clip(getattr(torch.nn.utils, name)))
@@ -115,7 +123,7 @@ class Steps:
         if not self.micros:
             self.is_lost = True
             self.on_lost()
-            self.micros.append(Micro(num_backwards=1, loss=loss, line=line))
+            self.micros.append(Micro({"num_backwards": 1, "loss": loss, "line": line}))
         elif not waiting:
             self.micros[-1].num_backwards += 1
         else:
@@ -167,8 +175,9 @@ class Steps:
         self._depth += 1
         if self._depth > 1:
             return
-        if self.is_read:
-            self._optimizers.setdefault(optimizer, len(self._optimizers))
+        if self.is_read and optimizer not in self._optimizers:
+            number = self._optimizers[optimizer] = len(self._optimizers)
+            self._numbers[id(optimizer)] = weakref.ref(optimizer), number
         if not self.is_sampled:
             self._times.enter(timeline.OPTIMIZER)
             return
@@ -193,11 +202,17 @@ class Steps:
         """Keep what the step was: between its kernels a line of Python costs ten times what it costs elsewhere."""
         counts = count_collectives()
         num_collectives = sum(counts.values()) - sum(self._counts.values()) if counts else 0
+        of, number = self._numbers.get(id(optimizer), _NO_NUMBER)
+        rates: list[Any] = []
+        for group in optimizer.param_groups[:16]:
+            rate = group.get("lr")
+            # What cannot change is read when it is written.
+            rates.append(_read_number(rate) if isinstance(rate, torch.Tensor) else rate)
         fields: dict[str, Any] = {
             "step": self.number + 1,
-            "lr": [_read_number(group.get("lr")) for group in optimizer.param_groups][:16],
+            "lr": rates,
             "micros": self.micros,
-            "optimizer_number": self._optimizers.get(optimizer),
+            "optimizer_number": number if of() is optimizer else None,
             "num_collectives": num_collectives,
         }
         if self.stated:
@@ -219,9 +234,13 @@ class Steps:
             fields |= {"weights": digest_tensors(self._list_all_parameters(self._models)), **self._of_gradient}
             if self.number == 0:
                 fields |= self._describe_first(optimizer, parameters)
-        fields["seconds"] = self._times.copy()
+            else:
+                for handle, *hooks in self._hooks:
+                    handle.hooks_dict_ref()[handle.id] = hooks[not is_compiler_used()]
+        fields["seconds"] = mark = self._times.mark()
         self._kept.append(fields)
-        if self.is_sampled or self._times.at - self._flushed_at >= _KEPT_SECONDS:
+        if self.is_sampled or mark[0] - self._flushed_at >= _KEPT_SECONDS:
+            self._flushed_at = mark[0]
             self.flush()
         self._num_collectives, self._counts, self.micros = num_collectives, counts, []
         self._num_inside, self.is_lost = 0, False
@@ -260,10 +279,12 @@ class Steps:
 
     def flush(self) -> None:
         """Write the steps that were kept."""
-        kept, self._kept, self._flushed_at = self._kept, [], self._times.at
+        kept, self._kept = self._kept, []
+        self._times.count()
         for fields in kept:
+            fields["lr"] = [_read_number(value) for value in fields["lr"]]
             fields["micros"] = [{**vars(micro), "mask": micro.mask is not None} for micro in fields["micros"]]
-            fields["seconds"] = self._times.take(fields["seconds"])
+            fields["seconds"] = self._times.take(fields["seconds"][1])
         if kept:
             self._record.write_all("step", kept)
         self.on_flush()

@@ -3,7 +3,6 @@
 import mmap
 import os
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any
 
 from ddp_audit.observer.record import read_clock
@@ -19,7 +18,6 @@ _KINDS = (
 
 OTHERS = (CHECKPOINT, EVALUATION, NETWORK, SUBPROCESS)
 """What no step needs."""
-_get_others = itemgetter(*OTHERS)
 
 _SECTIONS = {DATA: 1, FORWARD: 2, BACKWARD: 3, OPTIMIZER: 4, EXCHANGE: 5, CHECKPOINT: 6, EVALUATION: 7}
 """As ddp_audit/running.py names them."""
@@ -50,47 +48,47 @@ class Place:
         self.position = step << 32
 
 
+_MOST_LOGGED = 1 << 12
+
+
 class Timeline:
-    """Seconds by activity."""
+    """Seconds by activity.
+
+    What begins and ends is only logged, and counted later, all of it together: between the kernels of a step a line of
+    Python costs ten times what it costs in a loop.
+    """
 
     def __init__(self, place: Place) -> None:
         self.total: dict[str, float] = dict.fromkeys(_KINDS, 0.0)
-        """Since the start."""
+        """Since the start, as far as it was counted."""
         self._place = place
         self._stack = [SCRIPT]
-        self.at = read_clock()
-        """When an activity last began or ended."""
+        self._at = read_clock()
+        self._log: list[tuple[float, bool, Any, str | None]] = []
+        """When; whether the innermost activity ends; the one that begins, or a mark; what the rest is from then on."""
         self._taken = dict(self.total)
 
-    def enter(self, kind: str, *, rest: str | None = None) -> None:
-        """An activity begins; `rest`: what is no activity of its own is of that kind from here on."""
-        stack, now = self._stack, read_clock()
-        self.total[stack[-1]] += now - self.at
-        self.at = now
-        if rest is not None and len(stack) == 1:
-            stack[0] = rest
-        stack.append(kind)
-        if kind != OBSERVER:
-            self._begin(kind)
+    def enter(self, kind: str, rest: str | None = None, is_end: bool = False) -> None:
+        """An activity begins, in place of the innermost one if that ends.
+
+        `rest`: what is no activity of its own is of that kind from here on.
+        """
+        self._log.append((read_clock(), is_end, kind, rest))
+        place = self._place
+        if place.position and kind is not OBSERVER:
+            place.position += 256
+            place.words[_POSITION] = place.position | _SECTIONS[kind]
 
     def switch(self, kind: str) -> None:
         """The innermost one ends, and another one begins in its place."""
-        stack, now = self._stack, read_clock()
-        self.total[stack[-1]] += now - self.at
-        self.at = now
-        stack[-1] = kind
-        if kind != OBSERVER:
-            self._begin(kind)
+        self.enter(kind, None, True)
 
-    def leave(self, *, rest: str | None = None) -> None:
+    def leave(self, rest: str | None = None) -> None:
         """The innermost one ends."""
-        stack, now = self._stack, read_clock()
-        self.total[stack[-1]] += now - self.at
-        self.at = now
-        if len(stack) > 1:
-            stack.pop()
-        if rest is not None and len(stack) == 1:
-            stack[0] = rest
+        log = self._log
+        log.append((read_clock(), True, None, rest))
+        if len(log) > _MOST_LOGGED:
+            self.count()
 
     def charge(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return what the function returns; its time is the observer's own."""
@@ -102,37 +100,43 @@ class Timeline:
 
     def name_the_rest(self, kind: str) -> None:
         """From here on whatever is no activity of its own is of this kind, until another is named."""
-        if len(self._stack) == 1 and self._stack[0] != kind:
-            self._count()
-            self._stack[0] = kind
+        self._log.append((read_clock(), False, None, kind))
+
+    def mark(self) -> list[Any]:
+        """Return a list of the time; once all is counted it has the seconds by activity until then, too."""
+        now = read_clock()
+        mark: list[Any] = [now]
+        self._log.append((now, False, mark, None))
+        return mark
 
     def copy(self) -> dict[str, float]:
         """Return the seconds by activity since the start."""
-        self._count()
-        return dict(self.total)
+        mark = self.mark()
+        self.count()
+        seconds: dict[str, float] = mark[1]
+        return seconds
 
     def take(self, until: dict[str, float]) -> dict[str, float]:
         """Return the seconds by activity until a copy was made, since the one of the last call."""
         taken, self._taken = self._taken, until
         return {kind: round(spent - taken[kind], 7) for kind, spent in until.items() if spent > taken[kind]}
 
-    def look(self) -> tuple[float, tuple[float, ...]]:
-        """Return the time, and the seconds of each kind of OTHERS since the start."""
-        now = read_clock()
-        self.total[self._stack[-1]] += now - self.at
-        self.at = now
-        return now, _get_others(self.total)
-
-    def _count(self) -> None:
-        now = read_clock()
-        self.total[self._stack[-1]] += now - self.at
-        self.at = now
-
-    def _begin(self, kind: str) -> None:
-        stack, place = self._stack, self._place
-        if len(stack) == 2 and stack[0] in (NETWORK, SUBPROCESS):
-            # What began between two activities is over when the next one begins.
-            stack[0] = SCRIPT
-        if place.position:
-            place.position += 256
-            place.words[_POSITION] = place.position | _SECTIONS[kind]
+    def count(self) -> None:
+        """Count what was logged."""
+        log, self._log = self._log, []
+        total, stack, at = self.total, self._stack, self._at
+        for now, is_end, kind, rest in log:
+            total[stack[-1]] += now - at
+            at = now
+            if type(kind) is list:
+                kind.append(dict(total))
+                continue
+            if is_end and len(stack) > 1:
+                stack.pop()
+            if len(stack) == 1:
+                # What began between two activities is over when the next one begins.
+                is_over = stack[0] in (NETWORK, SUBPROCESS) and kind in _SECTIONS
+                stack[0] = rest or (SCRIPT if is_over else stack[0])
+            if kind is not None:
+                stack.append(kind)
+        self._at = at

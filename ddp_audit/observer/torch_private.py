@@ -11,6 +11,8 @@ untraced: Any = torch._disable_dynamo
 """Makes a function that a compiler calls as it is; torch.compiler's would import the compiler at once."""
 
 _IS_AVAILABLE = dist.is_available()
+_GROUPS: Any = dist.distributed_c10d._world.pg_map if _IS_AVAILABLE else ()
+"""Every process group that there is now."""
 
 Pass: Any = dataloader._BaseDataLoaderIter
 """The class of the iterators of a DataLoader, with workers and without."""
@@ -24,8 +26,7 @@ _OF_TORCH = "torch.distributed.algorithms"
 def count_collectives() -> dict[str, int]:
     """Return how many collectives each process group has begun, whoever called them; empty without any group."""
     counts: dict[str, int] = {}
-    groups: list[Any] = list(dist.distributed_c10d._world.pg_map) if _IS_AVAILABLE else []
-    for group in groups:
+    for group in list(_GROUPS):
         try:
             counts[str(group.group_name)] = int(group._get_sequence_number_for_group())
         except RuntimeError:
@@ -56,9 +57,8 @@ def is_compiler_used() -> bool:
     return bool(counters and counters["frames"]["ok"])
 
 
-def is_transformed() -> bool:
-    """Return whether vmap, grad or the like of torch.func is under way: tensors have no elements then."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+get_transform: Any = torch._C._functorch.peek_interpreter_stack
+"""Returns what of vmap, grad or the like of torch.func is under way, or None: tensors have no elements then."""
 
 
 def get_kept_pass(loader: Any) -> Any:
