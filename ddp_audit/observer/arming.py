@@ -65,7 +65,7 @@ class Observer:
         clocks, loaders, around = Clocks(*shared, lines), Loaders(*shared), Surroundings(*shared, steps.flush)
         self._around, computing = around, Computing(self.guard, times, steps, loaders, lines)
         clocks.count_steps = loaders.count_steps = lambda: steps.number
-        steps.on_flush, steps.on_step, steps.on_lost = clocks.match, computing.stop_learning, computing.learn_models
+        steps.on_flush, steps.on_learned, steps.on_lost = clocks.match, computing.stop_learning, computing.learn_models
 
         def see_first(parameters: list[torch.Tensor]) -> None:
             around.match_loaded(parameters)

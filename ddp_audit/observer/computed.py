@@ -217,8 +217,9 @@ class Computing:
             return
         steps, wrapper = self._steps, model.wrapper()
         is_read, is_start = steps.is_read, steps.number == 0
-        known = {"module": model.number, "model": type(module).__name__}
-        micro: Any = Micro(known if given is None else known | {"loader": given.loader, "ids": ids})
+        micro: Any = Micro(module=model.number, model=type(module).__name__)
+        if given is not None:
+            micro.loader, micro.ids = given.loader, ids
         if wrapper is not None:
             micro.wrapper = model.wrapper_name
             if isinstance(wrapper, DistributedDataParallel):

@@ -5,6 +5,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,17 +25,14 @@ _READ_UNTIL = 64
 _MOST_UNUSUAL = 12
 _MOST_DIGESTED = 1 << 14
 _NO_NUMBER = (lambda: None), 0
-_KEPT_SECONDS = 1.0
+_KEPT_SECONDS = 0.5
 """Steps are written together, after so long; longer ones one by one."""
 
 
-class Micro:
+class Micro(SimpleNamespace):
     """One forward and backward. An object holds what is known of it, which is what is written."""
 
     num_losses = num_backwards = 0
-
-    def __init__(self, known: dict[str, Any]) -> None:
-        self.__dict__ = known
 
     def __getattr__(self, name: str) -> Any:
         """Return None: it is not known."""
@@ -56,8 +54,8 @@ class Steps:
         """Whether a backward came that belongs to no call of a model that is watched."""
         self.micros: list[Any] = []
         self.on_first: Any = lambda _parameters: None
-        self.on_step: Any = lambda: None
-        self.on_lost = self.on_flush = self.on_step
+        self.on_learned: Any = lambda: None
+        self.on_lost = self.on_flush = self.on_learned
         self.stated: dict[str, Any] = {}
         """What the script itself says of the step that is under way."""
         self._kept: list[dict[str, Any]] = []
@@ -109,7 +107,7 @@ class Steps:
             if self.number == 0:
                 rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
                 self._place.open(self._record.claim(rank))
-            self._place.begin(self.number + 1)
+            self._place.position = (self.number + 1) << 32
         self.micros.append(micro)
         self._num_inside += self._depth > 0
         self._wrapper = module
@@ -123,7 +121,7 @@ class Steps:
         if not self.micros:
             self.is_lost = True
             self.on_lost()
-            self.micros.append(Micro({"num_backwards": 1, "loss": loss, "line": line}))
+            self.micros.append(Micro(num_backwards=1, loss=loss, line=line))
         elif not waiting:
             self.micros[-1].num_backwards += 1
         else:
@@ -242,12 +240,13 @@ class Steps:
         if self.is_sampled or mark[0] - self._flushed_at >= _KEPT_SECONDS:
             self._flushed_at = mark[0]
             self.flush()
+        if self.is_lost or not self.number:
+            self.on_learned()
         self._num_collectives, self._counts, self.micros = num_collectives, counts, []
         self._num_inside, self.is_lost = 0, False
         self.number += 1
         self.is_sampled = self.number < _OFTEN_UNTIL or (self.number + 1) & self.number == 0
         self.is_read = self.is_sampled or self.number < _READ_UNTIL
-        self.on_step()
 
     def _describe_first(self, optimizer: Any, parameters: list[torch.Tensor]) -> dict[str, Any]:
         state = getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", {})

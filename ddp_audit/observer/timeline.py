@@ -43,10 +43,6 @@ class Place:
             self.words = words[rank * _WORDS_PER_RANK : (rank + 1) * _WORDS_PER_RANK]
             self.words[_PID] = os.getpid()
 
-    def begin(self, step: int) -> None:
-        """A step begins."""
-        self.position = step << 32
-
 
 _MOST_LOGGED = 1 << 12
 
