@@ -89,21 +89,21 @@ def clock(audit: Audit, cell: str) -> Finding | None:
 def _find_span(audit: Audit, cell: str, *, key: Callable[[_Span], Any]) -> _Span | None:
     """Return the rank's span that has most of `key`: share of other work, rank, the span, its seconds, other work.
 
-    Of each rank it is the one over most of the steps that is shortest per step: a variable that still holds an older
-    reading makes a longer one, which nobody may have meant.
+    Of each rank it is the one over half of the steps or more that has least other work in it, and is shortest per step:
+    a variable that still holds an older reading makes a longer one, which nobody may have meant.
     """
-    spans = []
+    spans = list[_Span]()
     # An upload is no training in whatever step it is.
     others = list_other_kinds(audit.first(cell), may_be_of_steps=(EVALUATION,))
     for rank in audit.ranks(cell):
-        covering = [
-            (sum(window["seconds"].values()), window) for window in rank.windows
-            if window["num_steps"] >= _COVERED * len(rank.steps)
-        ]  # fmt: skip
-        if covering:
-            seconds, window = min(covering, key=lambda item: item[0] / item[1]["num_steps"])
-            other = {kind: window["seconds"][kind] for kind in others if window["seconds"].get(kind)}
-            spans.append((sum(other.values()) / (seconds or 1.0), rank, window, seconds, other))
+        covering = list[_Span]()
+        for window in rank.windows:
+            if window["num_steps"] >= _COVERED * len(rank.steps):
+                seconds = sum(window["seconds"].values())
+                other = {kind: window["seconds"][kind] for kind in others if window["seconds"].get(kind)}
+                covering.append((sum(other.values()) / (seconds or 1.0), rank, window, seconds, other))
+        # Not the shortest first: of other steps a longer one may be shorter per step.
+        spans += sorted(covering, key=lambda span: (span[0], span[3] / span[2]["num_steps"]))[:1]
     return max(spans, key=key, default=None)
 
 

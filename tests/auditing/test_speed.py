@@ -12,6 +12,7 @@ from ddp_audit.checks import Answers, Result, judge_cells
 from ddp_audit.findings import list_first_pass
 from ddp_audit.findings.cells import plausible_speed
 from ddp_audit.findings.gradients import loss_weights
+from ddp_audit.findings.hygiene import clock
 from ddp_audit.findings.parameters import finite
 from ddp_audit.findings.rows import rows_of_its_own
 from ddp_audit.page import format_verdict, make_document, render_html, render_markdown
@@ -190,3 +191,14 @@ def test_a_smaller_batch_at_the_end_of_a_pass_is_no_mean_of_means():
     endless = [replace(rank, lines={}) for rank in ranks]
     for two, code in ((ranks, "means_of_means_at_times"), (endless, "means_of_means")):
         assert loss_weights.find(Audit(_REQUEST, {"2proc": [Launched("2proc", Path(), two, 0)]}), "2proc").code == code
+
+
+def test_the_clock_of_a_run_of_two_epochs_is_not_the_span_from_one_start_to_the_next():
+    audit = _make_audit([_make_steps(8, 4, forward=0.1)], [_make_steps(8, 4, forward=0.1)])
+    (rank,) = audit.ranks("2proc")
+    spans = {"train.py:9": (8, {"training": 1.6}), "train.py:1": (4, {"training": 0.6, "evaluation": 0.1})}
+    rank.windows = [
+        {"begin": ["train.py", 1], "end": [*end.split(":")], "num_steps": num_steps, "seconds": seconds}
+        for end, (num_steps, seconds) in spans.items()
+    ]
+    assert clock.find(audit, "2proc").outcome == "passed"
