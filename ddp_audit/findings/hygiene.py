@@ -99,9 +99,9 @@ def _find_span(audit: Audit, cell: str, *, key: Callable[[_Span], Any]) -> _Span
         covering = list[_Span]()
         for window in rank.windows:
             if window["num_steps"] >= _COVERED * len(rank.steps):
-                seconds = sum(window["seconds"].values())
-                other = {kind: window["seconds"][kind] for kind in others if window["seconds"].get(kind)}
-                covering.append((sum(other.values()) / (seconds or 1.0), rank, window, seconds, other))
+                split = window["seconds"]
+                seconds, other = sum(split.values()), {kind: split[kind] for kind in others if split.get(kind)}
+                covering.append((sum(other.values()) / (seconds or 1), rank, window, seconds, other))
         # Not the shortest first: of other steps a longer one may be shorter per step.
         spans += sorted(covering, key=lambda span: (span[0], span[3] / span[2]["num_steps"]))[:1]
     return max(spans, key=key, default=None)

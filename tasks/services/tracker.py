@@ -60,8 +60,9 @@ def follow_cell(params: Params, run: CellFacts, *, slices: Path, machine: Path) 
         runs = _open_runs(tracker, params, describe_comparison(params, run, slices=slices, machine=machine))
         return runs.open_cell(run.cell, flatten(run.model_dump()))
 
-    kinds = params.tracking.kinds
-    followers = Followers(*(Follower(tracker, functools.partial(open_run, tracker)) for tracker in kinds))
+    followers = Followers(
+        *(Follower(tracker, functools.partial(open_run, tracker)) for tracker in params.tracking.kinds)
+    )
     status = "FAILED"
     try:
         yield followers
