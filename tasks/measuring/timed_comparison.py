@@ -33,9 +33,6 @@ from training.strategies import count_shares, find_traits
 
 _log = logging.getLogger(__name__)
 
-_FEWEST_TURNS, _FEWEST_STEPS = FEWEST_TURNS + 1, 2
-"""Turns of all arms beside each other, and steps of their blocks: turns of many arms are long, and of shorter blocks
-more of them fit into as many seconds. One may be loud."""
 _TIMED_WAITS = 5
 """How often ranks are asked how long they waited for each other."""
 
@@ -230,7 +227,7 @@ def _make_block_work(block: TimedBlock, fact: Mapping[str, Any]) -> BlockWork:
 def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> TimedTurns:
     """Run the cells beside the wrapped baseline and all counterfactuals until the time for them is spent.
 
-    From here on blocks are half as long. `_FEWEST_TURNS` of them run, whatever the time.
+    An interval takes `FEWEST_TURNS`, whatever the time.
     """
     others, timed_turns = [*comparison.wrapped, *comparison.counterfactuals], TimedTurns()
     tuned: list[Arm] = []
@@ -245,11 +242,10 @@ def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: 
     if not others and not tuned:
         return timed_turns
     bench.build(others)
-    bench.steps_per_block = max(_FEWEST_STEPS, bench.steps_per_block // 2)
     arms = [*comparison.trained, *others, *tuned]
     order = generate_turns([arm.name for arm in arms], seed=comparison.seed + 2)
     started, num_turns, mean_seconds = time.perf_counter(), 0, 0.0
-    while num_turns < _FEWEST_TURNS or time.perf_counter() + mean_seconds < started + comparison.waterfall_seconds:
+    while num_turns < FEWEST_TURNS or time.perf_counter() + mean_seconds < started + comparison.waterfall_seconds:
         bench.run_turn(arms, order, timed_turns)
         num_turns += 1
         mean_seconds = (time.perf_counter() - started) / num_turns

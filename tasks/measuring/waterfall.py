@@ -82,11 +82,13 @@ def compute_waterfall(
     ]
     measured, ideal = (float(np.mean(seconds)) for seconds in (at["measured"], at["baseline"] * share))
     waits = [compute_data_wait_share(timed_turns, make_trained_arm(item)) for item in (baseline, cell)]
+    # Beside its own arm alone: what another pair of arms varies by says nothing of this one.
+    own = estimate_mean([(at["measured"] - at["host"]).tolist()])
     exposed = None
     if ddp_timers:
         exposed = max(ddp_timers["backward_comm"] - ddp_timers["backward_compute_comm_overlap"], 0.0)
     return _make_waterfall(
-        cell, parts, ideal=ideal, measured=measured, data_wait=max(results[0].low / measured, *waits), exposed=exposed
+        cell, parts, ideal=ideal, measured=measured, data_wait=max(own.low / measured, *waits), exposed=exposed
     )
 
 

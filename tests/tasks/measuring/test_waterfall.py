@@ -119,6 +119,15 @@ def test_what_is_levelled_out_does_not_hide_that_a_cell_waits_for_data(monkeypat
     assert not fall({**LOST, "data wait": 0.0}).is_data_bound
 
 
+def test_a_baseline_that_is_slow_beside_itself_makes_no_other_cell_wait_for_data():
+    found = timed_turns({**LOST, "data wait": 0.0})
+    name = name_data_arm(ONE, "host")
+    found.blocks[name] = [replace(block, seconds=1.3 * block.seconds) for block in found.blocks[name]]
+    fallen = compute_waterfall(found, baseline=ONE, cell=FOUR, has_copy=True, is_weak=False, ddp_timers={})
+    assert fallen.find_lost_seconds("data wait") > 0.1 * fallen.measured_seconds
+    assert not fallen.is_data_bound
+
+
 @pytest.mark.parametrize(("waits", "is_bound"), [(0.0087, False), (0.0090, True)])
 def test_waiting_for_data_in_more_than_a_twentieth_of_the_step_is_data_bound(waits, is_bound):
     # The loader makes one rank and four wait alike: nothing is lost to it, and yet the ratio says nothing.
