@@ -146,3 +146,9 @@ def test_clean_removes_what_a_comparison_made_if_told_to_and_keeps_what_says_wha
         str(file.relative_to(odd)) for top in tops for file in (odd / top, *(odd / top).rglob("*")) if file.is_file()
     }
     assert left == {*kept, *(made if answer == "n" else ())}
+
+
+def test_nothing_that_a_comparison_makes_is_in_the_repository(project):
+    made = ("dvc.lock", "mlflow.db", ".work", "data", "reports", ":!*README.md")
+    listed = subprocess.run(["git", "ls-files", *made], cwd=project, check=True, capture_output=True, text=True)
+    assert listed.stdout == ""

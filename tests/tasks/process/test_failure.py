@@ -17,6 +17,8 @@ def _end(body):
         ("raise PreemptedError('a b')", 75, "stage: a b\n"),
         ("raise KeyboardInterrupt", 130, "stage: interrupted\n"),
         ("raise KeyError('x')", 1, "Traceback"),
+        ("import atexit, os; atexit.register(os.write, 2, b'handler\\n')", 0, "handler\n"),
+        ("import os, sys; sys.stdout = open('/dev/full', 'w'); print(1); os.write(2, b'left\\n')", 120, "left\n"),
         ("open('/dev/full', 'w', buffering=1).write('x' * 10 + chr(10))", 4, "stage: "),
     ],
 )
