@@ -98,7 +98,7 @@ class Places:
         self._ranks = [words[rank * _WORDS : (rank + 1) * _WORDS] for rank in range(world_size)]
         os.close(handle)
         self.file = Path(name)
-        self._last, self._since = -1, time.monotonic()
+        self._last, self._since = [0], time.monotonic()
 
     def __enter__(self) -> "Places":
         return self
@@ -107,12 +107,11 @@ class Places:
         self.file.unlink(missing_ok=True)
 
     def find_hang(self) -> str:
-        """Return which ranks hang, in words; empty where none does. Those who wait for another one wait as long."""
+        """Return which ranks hang, in words; empty where none does, as long as one moves that others may wait for."""
         places = [words[_POSITION] for words in self._ranks]
-        least = min(places)
-        if least != self._last:
-            self._last, self._since = least, time.monotonic()
-        seconds = time.monotonic() - self._since
+        if places != self._last:
+            self._last, self._since = places, time.monotonic()
+        seconds, least = time.monotonic() - self._since, min(places)
         if seconds < (self._patience if least else max(self._patience, _START_SECONDS)):
             return ""
         # All of one place together: those that are behind, then the others.
