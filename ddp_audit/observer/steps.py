@@ -98,8 +98,9 @@ class Steps:
             hook = untraced(see)
             self._hooks.append((register(hook), hook, see))
         for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
-            if hasattr(torch.nn.utils, name):
-                setattr(torch.nn.utils, name, self._make_observed_clip(getattr(torch.nn.utils, name)))
+            observed = self._make_observed_clip(getattr(torch.nn.utils, name))
+            for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+                setattr(owner, name, observed)
 
     def add(self, micro: Micro, module: Any) -> None:
         """A model was called, with gradients to come."""
