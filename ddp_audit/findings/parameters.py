@@ -82,8 +82,10 @@ def same_parameters(audit: Audit, cell: str) -> Finding | None:
     if wrong != steps[-len(wrong) :]:
         text = "the ranks differ after step {step} and not after every later one, as where models are averaged at times"
         return make_unobservable(cell, "averaged_at_times", text, **numbers)
-    if shares and max(shares) > _WHOLE > min(shares):
-        return make_unobservable(cell, "models_exchanged", "the ranks differ, and exchange whole models in some steps")
+    begun = [[at["start"]["digests"] for at in rank.steps if at["step"] in wrong[1:]] for rank in ranks]
+    if (wrong[1:] and begun.count(begun[0]) == len(ranks)) or (shares and max(shares) > _WHOLE > min(shares)):
+        text = "the ranks differ after a step, and exchange whole models between steps"
+        return make_unobservable(cell, "models_exchanged", text)
     rates = f"{step['lr']} on rank 0, {other['lr']} on rank 1" * (step["lr"] != other["lr"])
     if not rates and most <= _FEW * max(len(of_ranks[0][step]) for step in steps):
         text = "{differing} of {tensors} tensors differ, as where ranks hold experts of their own"

@@ -183,8 +183,8 @@ class Steps:
         self._times.enter(timeline.OBSERVER)
         parameters = _list_parameters(optimizer)
         if self._start is None:
-            self._start = digest_tensors(parameters)
             self.on_first(parameters)
+        self._start = digest_tensors(self._list_all_parameters(self._models))
         self._judge_gradient(parameters)
         self._times.switch(timeline.OPTIMIZER)
 
@@ -230,7 +230,8 @@ class Steps:
             parameters = _list_parameters(optimizer)
             if self._num_inside:
                 self._judge_gradient(parameters)
-            fields |= {"weights": digest_tensors(self._list_all_parameters(self._models)), **self._of_gradient}
+            weights = digest_tensors(self._list_all_parameters(self._models))
+            fields |= {"start": self._start, "weights": weights, **self._of_gradient}
             if self.number == 0:
                 fields |= self._describe_first(optimizer, parameters)
             else:
@@ -253,7 +254,6 @@ class Steps:
         state = getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", {})
         is_spread = dist.is_available() and dist.is_initialized()
         return {
-            "start": self._start,
             "optimizer": type(optimizer).__name__,
             # Of a wrapper around one they are not known.
             "optimizer_options": hasattr(torch.optim, type(optimizer).__name__) and read_options(optimizer),
