@@ -200,22 +200,31 @@ _FEWEST_ROWS = 20
 _FEWEST_CUT = 3
 _FEWEST_AGAIN = 8
 _MOST_UNLIKE = 0.5
+_FEWEST_PER_PLACE = 1.5
+"""Classes at a place of a batch, on average: what is always the same there is the place itself, as of pairs."""
 
 
 @question(
     "Same ids for the same text",
-    "Does a row of the data become the same token ids on every rank, and in every cell?",
+    "Does a row of the data become the same token ids, with the same class, on every rank, and in every cell?",
     WRONG,
     {
         "ids_renamed": "Each process has a vocabulary of its own: id {id} on {process} is {other_id} on "
         "{other_process}",
         "ids_cut": "Ranks read unlike texts: {process} has at most {most} ids of a row, {other_process} {other_most}",
+        "classes_renamed": "Each rank numbers the classes itself: class {class} of {baseline} is {number} on rank "
+        "{rank} and {other_number} on rank {other_rank}",
+        "classes_of_other_rows": "Rank {rank} learns classes that are not those of its rows: {share:percent} are other "
+        "ones than in {baseline}",
     },
-    "tokenise alike in every process; build the vocabulary once and save it, or use a digest such as zlib.crc32: "
-    "Python's own hash() of a text is another one in every process, unless PYTHONHASHSEED is set",
+    "tokenise alike in every process; build the vocabulary, or the numbers of classes, once and save it, sort names "
+    "before you number them, or use a digest such as zlib.crc32: Python's own hash() of a text, and so the order of a "
+    "set, is another one in every process, unless PYTHONHASHSEED is set",
 )
 def same_ids(audit: Audit, cell: str) -> Finding | None:
-    """Compare the first ids of rows that two processes were fed, those of the cell and of the baseline."""
+    """Compare the first ids of rows that two processes were fed, those of the cell and of the baseline, and classes."""
+    if classes := _find_other_classes(audit, cell):
+        return classes
     base = audit.ranks(audit.baseline) if cell != audit.baseline else []
     others = [(f"{audit.baseline} rank {item.rank}", item) for item in base]
     mine = [(f"rank {item.rank}", item) for item in audit.ranks(cell)]
@@ -269,11 +278,74 @@ def _list_contents(rank: RankRecord) -> set[str]:
 
 def _collect(rank: RankRecord, name: str) -> dict[str, Any]:
     """Return row -> what a field of the micro-batches holds of it: `heads`, its first ids, or `lengths`."""
-    results: dict[str, Any] = {}
-    for _, micro in rank.micros():
-        for index, value in zip(micro.get("ids") or [], micro.get(name) or [], strict=False):
-            results.setdefault(f"{micro.get('loader')}#{index}", value)
-    return results
+    return dict(reversed(_list_known([micro for _, micro in rank.micros()], name)))
+
+
+def _list_known(micros: list[Fields], name: str) -> list[tuple[str, Any]]:
+    """Return (row, what a field holds of it) whenever a row with an index was fed."""
+    return [
+        (f"{micro.get('loader')}#{index}", value) for micro in micros
+        for index, value in zip(micro.get("ids") or [], micro.get(name) or [], strict=False)
+    ]  # fmt: skip
+
+
+def _find_other_classes(audit: Audit, cell: str) -> Finding | None:
+    """Return what is found of ranks whose rows have classes unlike each other's; None where it is nothing.
+
+    Each has rows of its own: the baseline says which of them are of one class. Numbers that all ranks give it alike are
+    as good as the baseline's.
+    """
+    of_base = audit.ranks(audit.baseline)
+    base, rows = dict(chain(*map(_list_classes, of_base))), _list_whole(of_base)
+    numbered: dict[int, tuple[int, int]] = {}
+    apart: list[tuple[RankRecord, float]] = []
+    for rank in audit.ranks(cell):
+        pairs = [(base[row], number) for row, number in dict(_list_classes(rank)).items() if row in base]
+        renamed, num_other = dict(pairs), sum(its != number for its, number in pairs)
+        if len(pairs) < _FEWEST_PAIRS:
+            continue
+        if num_other <= _MOST_UNLIKE * len(pairs):
+            renamed = {its: its for its in renamed}
+        elif len({*renamed.values()}) < len({*pairs}) or len(pairs) < _FEWEST_REPEATS * len(renamed):
+            apart.append((rank, num_other / len(pairs)))
+            continue
+        for its, number in renamed.items():
+            other, other_number = numbered.setdefault(its, (rank.rank, number))
+            if number != other_number:
+                text = (
+                    "rows of class {class} in {baseline} are of class {number} on rank {rank}, and of class "
+                    "{other_number} on rank {other_rank}"
+                )
+                about = {"class": its, "rank": rank.rank, "other_rank": other, "baseline": audit.baseline}
+                return fail(cell, "classes_renamed", text, number=number, other_number=other_number, **about)
+    for rank, share in apart:
+        every = _list_classes(rank)
+        num_again = len(every) - len(dict(every))
+        if len({*every}) > len(dict(every)):
+            # They change at random.
+            continue
+        text = "{share:percent} of the rows that rank {rank} shares with {baseline} have another class there"
+        about = {"rank": rank.rank, "share": share, "baseline": audit.baseline}
+        is_same_data = len(_list_whole([rank]) & rows) >= _FEWEST_PAIRS
+        if num_again < _FEWEST_AGAIN or not is_same_data or len(apart) == len(audit.ranks(cell)):
+            return make_unobservable(cell, "other_classes", text, **about)
+        return fail(cell, "classes_of_other_rows", text + ", though they hold the same, and keep it", **about)
+    return None
+
+
+def _list_whole(ranks: Ranks) -> set[tuple[str, str]]:
+    """Return (index, digest of the content) of each row of which both are known."""
+    return {row for rank in ranks for row in _collect_rows(rank.steps, by_content=False) if all(row)}
+
+
+def _list_classes(rank: RankRecord) -> list[tuple[str, int]]:
+    """Return (row, its class) whenever one was fed; nothing where that is its place in the batch."""
+    micros = [micro for _, micro in rank.micros() if micro.get("num_losses") == 1 and micro.get("classes")]
+    places = {place for micro in micros for place in enumerate(micro["classes"])}
+    longest = max((len(micro["classes"]) for micro in micros), default=0)
+    if len(places) < _FEWEST_PER_PLACE * longest:
+        return []
+    return _list_known(micros, "classes")
 
 
 def _find_cut(cell: str, *both: tuple[str, dict[str, int]]) -> Finding | None:
