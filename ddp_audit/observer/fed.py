@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ddp_audit.observer import timeline
 from ddp_audit.observer.record import MAIN, Guard, Record
 from ddp_audit.observer.samples import is_on_host, list_tensors, put_rows_first, read_rows
-from ddp_audit.observer.torch_private import NEXT_INDEX, Pass, get_kept_pass
+from ddp_audit.observer.torch_private import BEGINNINGS, NEXT_INDEX, Pass
 
 _KEPT_BATCHES, _MOST_WAITING = 8, 256
 """More are kept of which no row was asked for yet: transformers.Trainer gathers all micro-batches of a step first."""
@@ -83,17 +83,12 @@ class Loaders:
 
         @functools.wraps(begin)
         def observed_begin(loader: Any) -> Any:
-            kept = get_kept_pass(loader)
-            if kept is not None:
-                self._guard(_clear_ids, kept)
             times = self._enter(self._names.get(loader))
             try:
                 # Workers are started here.
-                iterator = begin(loader)
+                return begin(loader)
             finally:
                 times.leave()
-            self._guard(self._begin, loader, iterator)
-            return iterator
 
         @functools.wraps(advance)
         def observed_advance(iterator: Any) -> Any:
@@ -107,7 +102,7 @@ class Loaders:
                 times.switch(timeline.OBSERVER)
                 give(held, name, batch)
             except StopIteration:
-                self._guard(self._end, iterator, name)
+                self._guard(self._write_pass, name, is_over=True)
                 raise
             finally:
                 times.leave()
@@ -123,10 +118,18 @@ class Loaders:
         DataLoader.__iter__ = observed_begin  # type: ignore[method-assign]
         Pass.__next__ = observed_advance
         setattr(Pass, NEXT_INDEX, observed_index)
+        for name in BEGINNINGS:
+            self._watch_beginning(name)
 
-    def _end(self, iterator: Any, name: str) -> None:
-        _clear_ids(iterator)
-        self._write_pass(name, is_over=True)
+    def _watch_beginning(self, name: str) -> None:
+        original = getattr(Pass, name)
+
+        @functools.wraps(original)
+        def observed(iterator: Any, loader: Any, *arguments: Any, **named: Any) -> None:
+            original(iterator, loader, *arguments, **named)
+            self._guard(self._begin, loader, iterator)
+
+        setattr(Pass, name, observed)
 
     def finish(self) -> None:
         """Write which passes were whole, where that is known at the end alone."""
@@ -198,7 +201,10 @@ class Loaders:
                 self._record.write("loader", loader=name, num_rows=length, num_workers=loader.num_workers)
             self._lengths[name] = length
         size = self._lengths[name] and _read_length(loader)
-        iterator.__dict__ |= {"_ddp_compare_loader": name, "_ddp_compare_size": size, "_ddp_compare_left": size}
+        iterator.__dict__ |= {
+            "_ddp_compare_loader": name, "_ddp_compare_size": size, "_ddp_compare_left": size,
+            "_ddp_compare_ids": deque(),
+        }  # fmt: skip
         self._begin_pass(name)
 
     def _begin_pass(self, name: str) -> None:
@@ -224,7 +230,7 @@ class Loaders:
             held["_ddp_compare_left"] = left - 1
             if left == 1:
                 self._given_out.add(name)
-        queue = held.get("_ddp_compare_ids")
+        queue = held["_ddp_compare_ids"]
         ids = queue.popleft() if queue else None
         tensors = [tensor for _, tensor in put_rows_first(list_tensors(batch)) if tensor.dim()]
         # Texts become tensors later. Python's len is slow with a tensor.
@@ -274,7 +280,3 @@ def _keep_ids(held: dict[str, Any], outcome: Any) -> None:
         except TypeError:  # one index, or what is none; numpy's and torch's are
             return
         held.setdefault("_ddp_compare_ids", deque()).append(ids)
-
-
-def _clear_ids(iterator: Any) -> None:
-    iterator.__dict__.pop("_ddp_compare_ids", None)

@@ -18,6 +18,8 @@ Pass: Any = dataloader._BaseDataLoaderIter
 """The class of the iterators of a DataLoader, with workers and without."""
 NEXT_INDEX = "_next_index"
 """Its method that asks the sampler."""
+BEGINNINGS = ("__init__", "_reset")
+"""Its methods that are given the loader as a pass begins, of which workers that stay are asked the second alone."""
 
 _OF_TORCH = "torch.distributed.algorithms"
 """Hooks of DDP's exchange from there send other bytes, and clip nothing."""
@@ -59,8 +61,3 @@ def is_compiler_used() -> bool:
 
 get_transform: Any = torch._C._functorch.peek_interpreter_stack
 """Returns what of vmap, grad or the like of torch.func is under way, or None: tensors have no elements then."""
-
-
-def get_kept_pass(loader: Any) -> Any:
-    """Return the iterator that a DataLoader with persistent workers keeps; None where there is none."""
-    return getattr(loader, "_iterator", None)
