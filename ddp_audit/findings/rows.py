@@ -33,8 +33,8 @@ from ddp_audit.process.wording import explain
 from ddp_audit.records import Audit, Fields, RankRecord
 
 OWN_SPLIT = "own_split"
-_MOST_SHARED = 0.25
-"""Ranks that draw from all rows, each in an order of its own, share as many as they see of a pass."""
+_MOST_SHARED, _FEWEST_SHARED = 0.25, 8
+"""Ranks that draw from all rows, each in an order of its own, share as many as they see of a pass: two of them half."""
 _MOSTLY = 0.95
 _MOST_UNEVEN = 0.1
 """Of the steps of a pass: a loop over steps goes round streams of about the same length."""
@@ -47,7 +47,7 @@ _OTHER_CONTENTS = "rows are other ones in every process: they are changed at ran
     WRONG,
     {
         "same_rows": "The ranks train on the same rows: of {rows:,} that {cell} was fed {different_rows:,} differ",
-        OWN_SPLIT: "Each rank splits the data anew: {share:percent} of its rows are rows of another rank, too",
+        OWN_SPLIT: "Each rank splits or orders the data itself: {share:percent} of its rows are rows of another, too",
         "read_by_each_worker": "Each of the {workers} workers of a loader gives out all of its rows",
         "uneven_passes": "The ranks average gradients of different passes: one over the data has {steps} steps",
     },
@@ -75,7 +75,12 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
         for key, steps in later.items()
     }
     results: list[Finding] = []
-    workers = {line["num_workers"] for line in ranks[0].lines.get("loader", []) if line["num_rows"] is None}
+    loaders = [line for line in ranks[0].lines.get("loader", []) if line["loader"] in ranks[0].loaders]
+    about: dict[str, Any] = {
+        "device": audit.device,
+        "workers": {line["num_workers"] for line in loaders if line["num_rows"] is None},
+        "num_there": 0 if is_split else min((line["num_rows"] or 0 for line in loaders), default=0),
+    }
     for where, of_ranks in passes.items():
         rows_of_ranks = [_collect_rows(steps, by_content=is_split) for steps in of_ranks]
         if not all(rows_of_ranks) and results:
@@ -84,7 +89,7 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
             text = "which rows rank {rank} was fed is not known"
             return make_unobservable(cell, "rows_unknown", text, rank=rows_of_ranks.index([]))
         last = [steps[-1]["micros"][-1] for steps in of_ranks]
-        results.append(_judge_rows(cell, rows_of_ranks, last, where=where, device=audit.device, workers=workers))
+        results.append(_judge_rows(cell, rows_of_ranks, last, where=where, **about))
         if len(results) == 1 and results[0].outcome == "passed" and not any(map(itemgetter(0), rows_of_ranks[0])):
             every = [step for rank in audit.ranks(audit.baseline) for step in rank.steps]
             base = {content for _, content in _collect_rows(every, by_content=True)}
@@ -138,16 +143,21 @@ def _judge_rows(
     where: str,
     device: str,
     workers: set[int],
+    num_there: int,
 ) -> Finding:
-    """Compare the rows of a pass; `last`: the last micro-batch of each rank."""
+    """Compare the rows of a pass.
+
+    `last`: the last micro-batch of each rank; `num_there`: rows that the data set has; 0 if that is not known.
+    """
     # At the end of a pass rows are repeated, so that every rank has as many, or as many batches.
     num_last = [len(micro.get("ids") or micro.get("rows") or [None]) for micro in last]
     kept = [rows[:-number] for rows, number in zip(rows_of_ranks, num_last, strict=True)]
     most, kept = (_MOST_SHARED, kept) if all(kept) else (_MOSTLY, rows_of_ranks)
     # Those with an index are known by it; of many of them the content was not looked at.
     names = [[index or content for index, content in rows] for rows in rows_of_ranks]
-    first, *others = ({index or content for index, content in rows} for rows in kept)
-    shared = [len(first & rows) / min(len(first), len(rows)) for rows in others]
+    shown = [[index or content for index, content in rows] for rows in kept]
+    contents = [[content for _, content in rows if content] for rows in kept]
+    shared = _share(shown)
     if any(len(set(rows)) < _MOSTLY * len(rows) for rows in names):
         # Drawn with replacement, or repeated: then they are the same where one follows the other on both alike.
         shared = [float(rows == names[0]) for rows in names[1:]]
@@ -157,14 +167,23 @@ def _judge_rows(
                 return fail(cell, "read_by_each_worker", text, workers=max(workers))
             text = "rows come more than once on one rank itself: drawn with replacement, or repeated"
             return make_unobservable(cell, "rows_repeated", text)
-    if max(shared) > most and any(
-        do_contents_differ(rows_of_ranks[0], other, device=device) for other in rows_of_ranks[1:]
+    num_rows, num_different = sum(map(len, names)), len(set().union(*names))
+
+    def limit(of_ranks: list[list[str]]) -> float:
+        """Return what right ranks share at most: of a part of a pass, in which none is filled up, next to nothing."""
+        sizes = [len({*rows}) for rows in of_ranks]
+        if num_rows > _MOSTLY * num_there or not all(sizes) or sizes != [*map(len, of_ranks)]:
+            return most
+        return min(most, max(_FEWEST_SHARED / min(sizes), max(sizes) / num_there / 2))
+
+    if max(shared) > limit(shown) and any(
+        do_contents_differ(rows_of_ranks[0], other, device=device if max(shared) > most else "cpu")
+        for other in rows_of_ranks[1:]
     ):
         return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
     if most > max(shared) > _MOST_SHARED:
         text = "a pass is a single batch, which rows of another rank may fill up"
         return make_unobservable(cell, "filled_up", text)
-    num_rows, num_different = sum(map(len, names)), len(set().union(*names))
     numbers = {"cell": cell, "rows": num_rows, "different_rows": num_different, "pass": where}
     text = (
         "{cell}: rank 0 and rank {rank} learned from the same rows, {share:percent} of them: of {rows:,} rows that the "
@@ -175,19 +194,26 @@ def _judge_rows(
         for rank, share in enumerate(shared, start=1)
         if share > most
     ]
-    contents = [[content for _, content in rows if content] for rows in kept]
-    # Pictures that several questions are about come again on one rank itself.
-    if not problems and all(len(set(rows)) > _MOSTLY * len(rows) for rows in contents):
-        share = max(len({*contents[0]} & {*rows}) / min(len(contents[0]), len(rows)) for rows in contents[1:])
-        if share > most:
-            text = "{share:percent} of the rows that two ranks learned from in {pass} are the same, under other indices"
-            remedy = "split and shuffle the data alike on all ranks, as random_split does with a seeded generator"
+    for how, of_ranks in () if problems else (("", shown), (", under other indices", contents)):
+        # Pictures that several questions are about come again on one rank itself.
+        share = max(_share(of_ranks)) if all(len(set(rows)) > _MOSTLY * len(rows) for rows in of_ranks) else 0.0
+        if share > limit(of_ranks):
+            text = "{share:percent} of the rows that two ranks learned from in {pass} are the same" + how
+            remedy = (
+                "give the loader a DistributedSampler, and seed alike on all ranks whatever splits or orders the data"
+            )
             return replace(fail(cell, OWN_SPLIT, text, **{"share": share, "pass": where}), remedy=remedy)
     text = "{cell}: {different_rows:,} different rows among the {rows:,} that the ranks learned from in {pass}"
     finding = make_finding(problems, text, **numbers, most_shared=max(shared))
     work = wording.format_percent(num_different / num_rows)
     figure = f"counted in different rows, {cell} did {work} of the work that its throughput claims"
     return replace(finding, true_figure=figure) if problems else finding
+
+
+def _share(of_ranks: list[list[str]]) -> list[float]:
+    """Return of each rank but the first what part of its rows, or of the first one's if those are fewer, both have."""
+    first, *others = map(set, of_ranks)
+    return [len(first & rows) / min(len(first), len(rows)) for rows in others]
 
 
 _FEWEST_PAIRS = 20
