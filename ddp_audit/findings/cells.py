@@ -164,7 +164,16 @@ def same_step(audit: Audit, cell: str) -> Finding | None:
     samples, of_base = count_samples(ranks), count_samples(base_ranks)
     grown = len(ranks) / len(base_ranks) if audit.request.is_weak else 1.0
     targets, of_its = _count_targets(ranks), _count_targets(base_ranks)
-    if targets and of_its and abs(targets - of_its) > _OTHER_TARGETS * of_its:
+    classes, its = (
+        median(micro.get("num_classes", 0) for rank in of_cell for _, micro in rank.micros())
+        for of_cell in (ranks, base_ranks)
+    )
+    more = len(ranks) / len(base_ranks)
+    if classes * more == its > classes:
+        other.append(f"classes of the loss {classes:g}, as where they are rows of this rank, {audit.baseline} {its:g}")
+    # Where rows are gathered from all ranks, each computes the whole loss.
+    is_whole = targets and of_its and classes == its * grown and abs(targets / of_its / more - 1) <= _APART
+    if targets and of_its and abs(targets - of_its) > _OTHER_TARGETS * of_its and not is_whole:
         other.append(f"targets per sample {targets:.1f}, {audit.baseline} {of_its:.1f}")
     text = "; ".join(other)
     if other and not (samples and of_base and abs(median(samples) / median(of_base) / grown - 1) <= _APART):

@@ -345,6 +345,7 @@ class Computing:
         if is_of_classes:
             kept, mask = target.detach().cpu(), micro.mask
             micro.num_targets = int((kept != given["ignore_index"]).sum())
+            micro.num_classes = given["input"].shape[1:2].numel()
             if kept.dim() == 1 and len(kept) == len(micro.ids or ()):
                 micro.classes = kept.tolist()
             if mask is not None and mask.dim() > 1 and mask.shape[1] > 1:
