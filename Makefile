@@ -8,6 +8,9 @@ MAKEFLAGS += --no-print-directory
 # What is typed as NAME=VALUE behind a target has to be what the target takes; each takes PYTHON.
 TAKES := setup:TORCH compare:PRESET use:PRESET rehearse:GPU fit:GPU diff:A diff:B gpu-day:PREPARED gpu-day:ARCHIVE \
   $(addprefix audit:,SCRIPT CELLS FOLDER INTERPRETER LAUNCHER SPEED SCALING LAUNCHES STEPS HANG_SECONDS)
+ifneq ($(shell uname -s),Linux)
+$(error ddp-compare needs Linux, such as WSL2 or the container of the Dockerfile)
+endif
 GOALS := $(or $(MAKECMDGOALS),help)
 TAKEN := PYTHON $(foreach goal,$(GOALS),$(patsubst $(goal):%,%,$(filter $(goal):%,$(TAKES))))
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
@@ -106,7 +109,7 @@ setup: $(READY)  ## Make .venv from the lock; or TORCH=installed, TORCH=cuda12
 # TORCH=installed takes the torch that the machine has, as rented notebooks do; TORCH=cuda12 the last one for drivers before 580.
 # Which of them it was is kept. uv itself comes from the same lock, by hash, through pip.
 $(READY): requirements.lock pyproject.toml $(if $(filter override,$(firstword $(origin TORCH))),always)
-	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed, got " + sys.version.split()[0])'
+	@"$$PYTHON" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15) and "setup: Python " + sys.version.split()[0] + "; needed: 3.11 to 3.14, such as make setup PYTHON=python3.13")'
 	torch="$${TORCH-$$(cat $(VENV)/torch 2>/dev/null || true)}"
 	site=(); locks=(requirements.lock)
 	case "$$torch" in
@@ -117,7 +120,7 @@ $(READY): requirements.lock pyproject.toml $(if $(filter override,$(firstword $(
 	  installed) locks=($(VENV)/others.lock); site=(--system-site-packages) ;;
 	  *) echo "setup: TORCH: got $$torch; allowed: installed, cuda12, or nothing for that of requirements.lock" >&2; exit 2 ;;
 	esac
-	[ -x $(VENV)/bin/python ] && [ "$$torch" = "$$(cat $(VENV)/torch 2>/dev/null || true)" ] || "$$PYTHON" -m venv "$${site[@]}" $(VENV)
+	[ -f $(VENV)/torch ] && [ "$$torch" = "$$(cat $(VENV)/torch 2>/dev/null || true)" ] || "$$PYTHON" -m venv "$${site[@]}" $(VENV)
 	echo "$$torch" > $(VENV)/torch
 	awk '/^uv==/ {on=1} on {print} on && !/\\$$/ {exit}' requirements.lock > $(VENV)/uv.lock
 	awk '/^[a-z]/ {on = !/$(TORCH_PACKAGES)/} on' requirements.lock > $(VENV)/others.lock

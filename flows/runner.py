@@ -30,14 +30,16 @@ class _Runner(Runner):
 async def _serve() -> None:
     runner = _Runner(name="ddp-compare", limit=1, pause_on_shutdown=False)
     for entry in YAML(typ="safe", pure=True).load(Path("prefect.yaml"))["deployments"]:
+        limit = entry.get("concurrency_limit", 1)
+        limit = limit if isinstance(limit, dict) else {"limit": limit, "collision_strategy": "ENQUEUE"}
         await runner.aadd_flow(
             ddp_compare,
             name=entry["name"],
-            description=entry["description"],
-            tags=entry["tags"],
+            description=entry.get("description"),
+            tags=entry.get("tags"),
             parameters=entry.get("parameters"),
             schedules=[Schedule(**plan) for plan in entry.get("schedules", [])],
-            concurrency_limit=ConcurrencyLimitConfig(**entry["concurrency_limit"]),
+            concurrency_limit=ConcurrencyLimitConfig(**limit),
         )
     sys.stderr.write("serving ddp-compare: `prefect deployment run ddp-compare` starts a run\n")
     # Where the server does not answer Prefect says so here at length.

@@ -13,10 +13,12 @@ import os
 import signal
 import socket
 import sqlite3
+import ssl
 import subprocess
 import sys
 import time
 import tomllib
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
@@ -118,10 +120,14 @@ def is_available() -> bool:
 
 def is_reachable(url: str) -> bool:
     """Return whether a server answers there."""
-    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+    try:
         urllib.request.urlopen(f"{url}/health", timeout=5).close()
-        return True
-    return False
+    except urllib.error.HTTPError as error:
+        # Somebody is there who wants to know who asks, as Prefect's client says.
+        return error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return isinstance(getattr(error, "reason", None), ssl.SSLError)
+    return True
 
 
 def find_or_start(*, temporary: bool) -> Server:

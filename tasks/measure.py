@@ -90,8 +90,17 @@ class Inputs:
                 "measure": self.params.measure.model_dump(),
                 "rows": [[part.name, self.rows_digests[part.name]] for part in self.rows],
                 "trial": self.trial,
+                **self._verify,
             }
         )
+
+    @property
+    def _verify(self) -> dict[str, Any]:
+        """How updates are checked, where that is part of what is kept: those of batches that are timed alone."""
+        batch, verify = self.params.train.global_batch_size, self.params.verify
+        if all(compute_timed_batch(self.params, cell) == batch for cell in self.params.cells):
+            return {}
+        return {"verify": [bool(verify.updates), verify.max_gib]}
 
 
 def _main() -> None:
@@ -216,15 +225,15 @@ def select_timed_ranges(slices: Path, ranges: Sequence[str], *, seq_len: int, le
     """Return the first range if the rows of all others, cut to `seq_len`, are about as long, else all ranges.
 
     So one more range of the same kind measures nothing again. A range with fewer than `least_rows` makes no full step
-    and is left out, unless it is the first. Rows without lengths are all alike.
+    and is left out, unless all are so short. Rows without lengths are all alike.
     """
-    first, *others = ranges
-    full = [name for name in others if sum(map(len, read_parts(slices / name / "row_ids.npy"))) >= least_rows]
+    full = [name for name in ranges if sum(map(len, read_parts(slices / name / "row_ids.npy"))) >= least_rows]
+    first, *others = full or ranges[:1]
     if not (slices / first / "offsets.npy").exists():
         return [first]
     wanted = _compute_mean_lengths(slices / first, seq_len)
-    apart = [np.abs(_compute_mean_lengths(slices / name, seq_len) / wanted - 1).max() for name in full]
-    return [first, *full] if max(apart, default=0.0) > _SHARE_APART else [first]
+    apart = [np.abs(_compute_mean_lengths(slices / name, seq_len) / wanted - 1).max() for name in others]
+    return [first, *others] if max(apart, default=0.0) > _SHARE_APART else [first]
 
 
 def _compute_mean_lengths(folder: Path, seq_len: int) -> np.ndarray:

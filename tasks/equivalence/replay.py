@@ -10,11 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import psutil
-
 from ddp_audit.process.redaction import redact, shorten
 from tasks.equivalence.reference import find_reference, has_reference
 from tasks.equivalence.updates import check_update
+from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.process.failure import OutOfMemoryError
 from tasks.ranks.memory import name_out_of_memory
 from tasks.records.checked_update import CheckedUpdate
@@ -110,7 +109,7 @@ class UpdateReplayer:
             where = f"tasks/equivalence/reference/{config.workload}.py"
             return f"the workload {config.workload} has no second computation ({where})"
         manifest = json.loads((config.model_dir / "manifest.json").read_bytes())
-        needed, free = _BYTES_PER_PARAMETER * manifest["num_parameters"], psutil.virtual_memory().available
+        needed, (free, whose) = _BYTES_PER_PARAMETER * manifest["num_parameters"], read_free_memory_bytes()
         if needed > free:
-            return f"the one process needs {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free"
+            return f"the one process needs {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} {whose} are free"
         return None

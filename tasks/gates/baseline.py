@@ -15,7 +15,7 @@ from ddp_audit.process.findings import Finding, make_failed_finding, make_findin
 from ddp_audit.process.wording import Reason, explain
 from tasks.gates.counted_blocks import MOST_OTHERS_SHARE, select_blocks, select_counted
 from tasks.records.blocks import ArmBlocks
-from tasks.records.measurement import MeasurementFile
+from tasks.records.measurement import HELD_AGAINST_COPIES, MeasurementFile
 from tasks.records.outputs import Outputs
 
 _MOST_GAIN = {"wrapped": 1.05, "silent": 1.05, "alone": 1.10, "tuned": 1.10}
@@ -37,7 +37,7 @@ def check_baseline(outputs: Outputs, cell: str) -> Finding | None:
     measurement = outputs.measurement
     if measurement is None or cell != outputs.params.baseline or outputs.runs[cell].facts.world_size > 1:
         return None
-    slowed, not_best, compared = list[Reason](), list[Reason](), 0
+    slowed, not_best, compared = list[Reason](), list[Reason](), list[str]()
     computed = _compute_computed_share(measurement, cell) if outputs.runs[cell].facts.device == "cpu" else None
     data_wait = measurement.speeds[cell].data_wait_share
     if computed is not None and computed + data_wait < 1 - _MOST_WAIT:
@@ -50,7 +50,7 @@ def check_baseline(outputs: Outputs, cell: str) -> Finding | None:
             )
         )  # fmt: skip
     for arm, other, gain, doubt in _list_gains(measurement, cell):
-        compared += doubt <= _MOST_DOUBT
+        compared += [arm.kind] * (doubt <= _MOST_DOUBT)
         if gain / (1 + doubt) > _MOST_GAIN[arm.kind]:
             numbers = {"cell": other, "arm": arm.arm, "gain": gain, "most": _MOST_GAIN[arm.kind]}
             if arm.kind == "tuned":
@@ -68,13 +68,18 @@ def check_baseline(outputs: Outputs, cell: str) -> Finding | None:
         return make_failed_finding(*slowed)
     if not_best:
         return make_unchecked_finding(*not_best)
-    if not compared:
-        template = "{cell}: nothing was timed beside it, or all of it varied too much to tell half as fast again"
+    # What asks how many ranks there are is as slow in all that one rank runs.
+    has_others = outputs.runs[cell].facts.strategy in HELD_AGAINST_COPIES and len(measurement.speeds) > 1
+    if not compared or (has_others and "alone" not in compared):
+        template = (
+            "{cell}: no rank of another cell did its work alone beside it (measure.waterfall_seconds above 0 times "
+            "that), or all of it varied too much to tell half as fast again"
+        )
         return make_unchecked_finding(explain("nothing_beside", template, cell=cell))
     return make_finding(
         [],
         "{cell}: none of {arms:plural arm} that do its work in one process was faster beyond doubt",
-            cell=cell, arms=compared,
+            cell=cell, arms=len(compared),
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Whether this machine's CPUs, memory and disk are fit to measure on."""
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +55,9 @@ def check_host(
     before = read_cpu_frequency(cpus)
     load = watch_load(LOAD_SECONDS)
     num_ranks = sum(params.cells[cell].ranks_per_node for cell in names)
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    battery = None
+    with contextlib.suppress(AttributeError, OSError):  # a system, or a kernel, without any
+        battery = psutil.sensors_battery()
     return [
         check_load(load),
         *(

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from ddp_audit.process.redaction import shorten
+from tasks.process.failure import ResourceError
 from tasks.records.facts import Record
 from training.process.files import write_json
 
@@ -46,10 +47,16 @@ def fetch_torch_facts(machine_digest: str) -> TorchFacts:
 
 
 def _ask_torch() -> TorchFacts:
-    result = subprocess.run(
-        [sys.executable, "-m", "tasks.machine.torch_facts"],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST_SECONDS, check=True,
-    )  # fmt: skip
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "tasks.machine.torch_facts"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST_SECONDS, check=True,
+        )  # fmt: skip
+    except subprocess.SubprocessError as error:
+        why = str(getattr(error, "stderr", None) or error).strip().rpartition("\n")[2]
+        raise ResourceError(
+            f"torch does not start here: {why}; unset LD_LIBRARY_PATH, or unload what brings another CUDA"
+        ) from error
     return TorchFacts.model_validate_json(result.stdout.splitlines()[-1])
 
 

@@ -107,9 +107,10 @@ def explain_unfit(
     wanted = int(torch.cuda.partition(".")[0])
     if driver_cuda is not None and driver_cuda // 1000 < wanted:
         oldest, runs = _OLDEST_DRIVERS.get(wanted), f"{driver_cuda // 1000}.{driver_cuda % 1000 // 10}"
+        other = "type `make setup TORCH=cuda12`, " if driver_cuda // 1000 == 12 else ""
         return (
-            f"the NVIDIA driver {driver} runs CUDA {runs} at most, and torch {torch.version} is "
-            f"built for CUDA {torch.cuda}; update the driver{f' to {oldest} or later' if oldest else ''}, or {_CPU}"
+            f"the NVIDIA driver {driver} runs CUDA {runs} at most, and torch {torch.version} is built for CUDA "
+            f"{torch.cuda}; {other}update the driver{f' to {oldest} or later' if oldest else ''}, or {_CPU}"
         )
     for gpu in gpus:
         capability = parse_capability(gpu)

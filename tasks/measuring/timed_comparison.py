@@ -28,7 +28,7 @@ from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfal
 from tasks.process.failure import DistributedError, ResourceError
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
 from tasks.records.estimate import Estimate
-from tasks.records.measurement import Waterfall
+from tasks.records.measurement import HELD_AGAINST_COPIES, Waterfall
 from training.strategies import count_shares, find_traits
 
 _log = logging.getLogger(__name__)
@@ -108,14 +108,21 @@ class TimedComparison:
         ]
 
     @property
+    def copied(self) -> list[Cell]:
+        """The cells that cannot be taken apart, whose ranks run the baseline's work beside it all the same."""
+        if self.baseline.strategy not in HELD_AGAINST_COPIES or self.baseline.world_size > 1:
+            return []
+        return [cell for cell in self.cells if cell.world_size > 1 and cell not in self.spreading]
+
+    @property
     def counterfactuals(self) -> list[Arm]:
         """The other arms of the waterfalls."""
-        spreading, staged = self.spreading, self.staged
-        if not spreading and not staged:
+        spreading, copied = self.spreading, self.copied if self.waterfall_seconds else []
+        if not spreading and not copied:
             return []
         arms = [arm for cell in (self.baseline, *spreading) for arm in make_data_arms(cell, has_copy=self.has_copy)]
         arms += [arm for cell in spreading for arm in make_spreading_arms(cell)]
-        return arms + [arm for cell in staged for arm in make_contention_arms(cell)]
+        return arms + [arm for cell in copied for arm in make_contention_arms(cell)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,11 @@ from tasks.params.sources import DatasetParams, ModelParams, RowRange
 from training.process.files import digest_file, digest_json
 
 _WEIGHTS = (".pth", ".pt", ".safetensors")
-_BUILDERS: dict[str, tuple[str, dict[str, str]]] = {
+_CSV: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+"""An empty field alone is null: a class may be called None, a text may be N/A."""
+_BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".parquet": ("parquet", {}), ".jsonl": ("json", {}), ".ndjson": ("json", {}), ".json": ("json", {}),
-    ".csv": ("csv", {}), ".tsv": ("csv", {"sep": "\t"}), ".txt": ("text", {}), ".arrow": ("arrow", {}),
+    ".csv": ("csv", _CSV), ".tsv": ("csv", {"sep": "\t", **_CSV}), ".txt": ("text", {}), ".arrow": ("arrow", {}),
 }  # fmt: skip
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 _TEXT_FILES = f"a file of texts ({', '.join(_BUILDERS)}; all but parquet also packed, as .gz), or a folder of such"
@@ -35,12 +37,21 @@ SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 """What save_to_disk of `datasets` writes beside the rows, and beside the folders of splits."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MAX_CLASS_NAME = 100
+_WRITTEN = ("data", "reports", ".work")
 _IMAGE = re.compile(rf"(^|/)[^./][^/]*({'|'.join(map(re.escape, SUFFIXES))})$", re.IGNORECASE)
 
 
 def check_paths(params: Any, base: Path) -> None:
     """Raise ValueError if a local source is not there below `base`, or has fewer rows or positions than asked for."""
     model, dataset, heldout = params.model, params.dataset, params.heldout
+    other = dataset.of_heldout
+    for key, source in (("model.source", model), (dataset.key, dataset), ("dataset.heldout_source", other)):
+        for folder in _WRITTEN if source is not None and source.kind == "path" else ():
+            if (base / source.location).resolve().is_relative_to((base / folder).resolve()):
+                raise ValueError(
+                    f"{key}: {source.location} is in {folder}/, where stages write and delete what they do not know; "
+                    "move it to a folder of yours"
+                )
     if model.kind == "path" and not (base / model.location / "config.json").is_file():
         is_weights = Path(model.location).suffix in _WEIGHTS and dataset.holds_images
         if not is_weights or not (base / model.location).is_file():
@@ -51,7 +62,6 @@ def check_paths(params: Any, base: Path) -> None:
         require_positions(model, base / model.location, params.train.seq_len)
     if dataset.template is not None:
         read_template(dataset.template, base=base)
-    other = dataset.of_heldout
     _check_rows(dataset, {"ranges": params.ranges, "heldout": [] if other else [heldout]}, base=base)
     if other is not None:
         _check_rows(other, {"heldout": [heldout]}, base=base)
@@ -113,7 +123,7 @@ def _count_images(source: Path, dataset: DatasetParams) -> int | None:
         raise ValueError(f"{dataset.location}: {error}") from None
 
 
-def find_builder(file: Path) -> tuple[str, dict[str, str]]:
+def find_builder(file: Path) -> tuple[str, dict[str, Any]]:
     """Return which reader of `datasets` is for the file, with its options. Raises ValueError for other files."""
     is_packed = file.suffix in PACKED and len(file.suffixes) > 1
     suffix = (file.suffixes[-2] if is_packed else file.suffix).lower()

@@ -242,6 +242,8 @@ class RankTimeline(Record):
     """Shorter events that are not among them."""
 
 
+HELD_AGAINST_COPIES = ("single", "ddp")
+"""Strategies of a baseline of one rank of which a plain copy fits wherever it fits."""
 WRAPPED = " in a DDP wrapper"
 """Behind the baseline's name: the same process, inside a wrapper that it does not need."""
 

@@ -40,6 +40,13 @@ _SYSTEM_METRICS = {
 _NOT_OF_REPORT = ("hub", ".gitignore", "README.md", "search", "search.html", "search.md")
 """Names in reports/."""
 
+
+def find_checkout() -> Path:
+    """Return this folder; of a copy of it that `dvc exp run --temp` makes below .dvc and removes, the folder itself."""
+    here = Path.cwd()
+    return next((parent.parent for parent in here.parents if parent.name == ".dvc"), here)
+
+
 Figures = dict[str | None, dict[str, float]]
 """The final figures of each cell's run, by name, and under None of the comparison's."""
 

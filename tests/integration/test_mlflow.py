@@ -42,9 +42,11 @@ def place(tmp_path, empty_store, monkeypatch):
 def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place):
     store = place.folder / "mlflow.db"
     store.chmod(0o644)
+    client = MlflowClient(tracking_uri=f"sqlite:///{store}")
+    # Somebody had deleted it.
+    client.delete_experiment(client.create_experiment("ddp-compare"))
     place.report(speedup=1.5)
     assert stat.S_IMODE(store.stat().st_mode) == 0o600
-    client = MlflowClient(tracking_uri=f"sqlite:///{store}")
     experiment = client.get_experiment_by_name("ddp-compare")
     found = client.search_runs([experiment.experiment_id])
     runs = {run.info.run_name: run for run in found}

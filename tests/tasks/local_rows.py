@@ -7,6 +7,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import csv
 
 import tasks.slice
 from tasks.download import download_rows
@@ -37,9 +38,12 @@ def jsonl(lines, name="rows.jsonl"):
 
 
 def write_columns(kind, columns):
-    """Write a data set as `jsonl` or as `parquet`; return the section `dataset`."""
+    """Write a data set as `jsonl`, `csv` or `parquet`; return the section `dataset`."""
     if kind == "jsonl":
         return jsonl(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    if kind == "csv":
+        csv.write_csv(pa.table(columns), "rows.csv")
+        return {"source": "path:rows.csv"}
     pq.write_table(pa.table(columns), "rows.parquet", row_group_size=7)
     return {"source": "path:rows.parquet"}
 

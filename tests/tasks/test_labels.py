@@ -28,11 +28,15 @@ def write_source(labels, kind="jsonl", texts=TEXTS[:30]):
     return write_columns(kind, {"text": texts, "class": labels}) | {"label": "class"}
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
 @pytest.mark.parametrize(
     ("labels", "names"),
-    [([10, 9, 100] * 10, ["9", "10", "100"]), (["neg", "pos", "pos "] * 10, ["neg", "pos"])],
-    ids=["numbers", "texts"],
+    [
+        ([10, 9, 100] * 10, ["9", "10", "100"]),
+        (["neg", "pos", "pos "] * 10, ["neg", "pos"]),
+        (["None", "NA", "nan"] * 10, ["NA", "None", "nan"]),
+    ],
+    ids=["numbers", "texts", "texts that say nothing"],
 )
 def test_every_row_keeps_its_class_and_classes_are_in_order(kind, labels, names):
     rows, manifest = download(asked(write_source(labels, kind)))

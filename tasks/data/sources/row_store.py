@@ -38,7 +38,7 @@ from training.process.files import digest_file, digest_json, replace_file
 _log = logging.getLogger(__name__)
 
 STORE = Path(".work/download/rows")
-_FORMAT = 5
+_FORMAT = 6
 """Counts up when rows are judged otherwise than before, or the file's layout changes."""
 _SCHEMA = pa.schema(
     [

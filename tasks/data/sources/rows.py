@@ -1,5 +1,6 @@
 """The texts of a data set, read in order and only as far as asked, in batches, whatever they come from."""
 
+import errno
 import glob
 import itertools
 import logging
@@ -160,6 +161,9 @@ def _translate_error(error: Exception, dataset: DatasetParams, place: str) -> St
         )
     if find_status_code(error) is not None:
         return DataError(f"{place}: the Hub refused ({name_error(error)}); accept its terms there, or set HF_TOKEN")
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS):
+        remedy = "set HF_HOME to a folder of yours" if dataset.kind == "hub" else "make it readable (chmod -R u+rX)"
+        return ResourceError(f"{place}: {error.filename}: {error.strerror}; {remedy}")
     message = " ".join(str(error).split())[:300]
     if message.startswith(("Bad split", "Unknown split")):
         return ConfigurationError(f"params.yaml: dataset.split: got {dataset.split!r}; {message}")
@@ -167,17 +171,25 @@ def _translate_error(error: Exception, dataset: DatasetParams, place: str) -> St
         return ConfigurationError(f"params.yaml: dataset.config: got {dataset.config}; allowed: {match[1]}")
     if "Multiple matches for FieldRef" in message:
         return DataError(f"{place}: several columns have one name; allowed: each name once; rename them in the source")
+    remedy = "choose another revision, such as refs/convert/parquet" if dataset.kind == "hub" else "write it anew"
+    why = _explain_content(error, dataset) or f"cannot be read ({type(error).__name__}: {message}); {remedy}"
+    return DataError(f"{place}: {why}")
+
+
+def _explain_content(error: Exception, dataset: DatasetParams) -> str | None:
+    """Return what a local file is that it is not taken for, and what to do; None where that is not seen."""
     own = Path(dataset.location)
-    if dataset.kind == "path" and own.is_file() and own.suffix not in PACKED:
-        with own.open("rb") as file:
-            start = file.read(_MOST_OF_BEGINNING)
-            for beginning, why in _BEGINNINGS.items():
-                if start.startswith(beginning):
-                    return DataError(f"{place}: {why}")
-            file.seek(0)
-            for number, line in enumerate(file if isinstance(error, UnicodeDecodeError) else (), start=1):
-                try:
-                    line.decode()
-                except UnicodeDecodeError as wrong:
-                    return DataError(f"{place}: line {number}, byte {wrong.start} is not UTF-8; save the file as UTF-8")
-    return DataError(f"{place}: cannot be read ({type(error).__name__}: {message}); write it anew")
+    if dataset.kind != "path" or not own.is_file() or own.suffix in PACKED:
+        return None
+    with own.open("rb") as file:
+        start = file.read(_MOST_OF_BEGINNING)
+        for beginning, why in _BEGINNINGS.items():
+            if start.startswith(beginning):
+                return why
+        file.seek(0)
+        for number, line in enumerate(file if isinstance(error, UnicodeDecodeError) else (), start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as wrong:
+                return f"line {number}, byte {wrong.start} is not UTF-8; save the file as UTF-8"
+    return None

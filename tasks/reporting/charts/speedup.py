@@ -8,7 +8,7 @@ TITLE = "Speedup"
 POSITION = 5
 NEEDS_SPEEDUP = True
 SECTION = "verdict"
-CAPTION = "Times as fast as the first cell per unit of work; a dashed mark is linear. A thin bar is the 95 % interval."
+CAPTION = "Speedup over the first cell. A dashed mark is linear, a thin bar the 95 % interval."
 is_shown = is_always_shown
 
 

@@ -18,6 +18,7 @@ from tasks.services.tracked import (
     Point,
     Report,
     TrackedComparison,
+    find_checkout,
 )
 from training.process.files import digest_json
 
@@ -36,12 +37,12 @@ _MAX_PARAMS_PER_CALL = 100
 
 def choose_uri(asked: str | None) -> str:
     """Return what params.yaml says, else $MLFLOW_TRACKING_URI, else mlflow.db in this folder."""
-    return asked or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+    return asked or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{find_checkout() / 'mlflow.db'}"
 
 
 def _close_to_others(uri: str) -> None:
     """Have this folder's own store be read by its user alone, as its UI is."""
-    store = Path.cwd() / "mlflow.db"
+    store = find_checkout() / "mlflow.db"
     if uri == f"sqlite:///{store}":
         with contextlib.suppress(PermissionError):  # somebody else's file
             store.touch(mode=0o600)
@@ -74,13 +75,21 @@ def find_runs_page(uri: str, experiment: str) -> str:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
-    if (result := client.get_experiment_by_name(experiment)) is None:
+    if (result := _find_experiment(client, experiment)) is None:
         return "/"
     columns = ["tags.`state`", *(f"metrics.`{name}`" for name in HEADLINE), "attributes.`Description`"]
     widths = dict(zip(columns, (110, 130, 200, 420), strict=True))
     view = json.dumps({"selectedColumns": columns, "columnOrder": columns, "columnWidths": widths})
     client.set_experiment_tag(result.experiment_id, f"mlflow.sharedViewState.{_VIEW}", view)
     return f"/#/experiments/{result.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={_VIEW}"
+
+
+def _find_experiment(client: Any, name: str) -> Any:
+    """Return the experiment, or None; a deleted one, which takes no run and keeps its name, is restored."""
+    result = client.get_experiment_by_name(name)
+    if result is not None and result.lifecycle_stage == "deleted":
+        client.restore_experiment(result.experiment_id)
+    return result
 
 
 class _Run:
@@ -173,10 +182,10 @@ class _Runs:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._comparison = comparison
         # MLflow writes this path into its SQL as it is, where quotation marks end it; a URI has none.
-        os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = (Path.cwd() / "mlruns").as_uri()
+        os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = (find_checkout() / "mlruns").as_uri()
         _close_to_others(uri)
         self._client = MlflowClient(tracking_uri=uri)
-        result = self._client.get_experiment_by_name(comparison.experiment)
+        result = _find_experiment(self._client, comparison.experiment)
         self._experiment_id = result.experiment_id if result else self._client.create_experiment(comparison.experiment)
         self._read_runs()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.services.tracked import Figures, Point, Report, TrackedComparison
+from tasks.services.tracked import Figures, Point, Report, TrackedComparison, find_checkout
 from training.process.files import digest_json
 
 PACKAGE = "tensorboard"
@@ -21,7 +21,7 @@ _BEING_WRITTEN = Path(".work/tensorboard")
 
 def choose_uri(asked: str | None) -> str:
     """Return tensorboard/ in this folder; `tracking.uri` is MLflow's."""
-    return str(Path.cwd() / "tensorboard")
+    return str(find_checkout() / "tensorboard")
 
 
 def open_runs(comparison: TrackedComparison, *, uri: str) -> "_Runs":

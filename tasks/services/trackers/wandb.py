@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tasks.services.tracked import Figures, Point, Report, TrackedComparison
+from tasks.services.tracked import Figures, Point, Report, TrackedComparison, find_checkout
 from training.process.files import digest_json
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _BEING_WRITTEN = Path(".work/wandb")
 
 def choose_uri(asked: str | None) -> str:
     """Return wandb/ in this folder; `tracking.uri` is MLflow's, and W&B's own variables say where its server is."""
-    return str(Path.cwd() / "wandb")
+    return str(find_checkout() / "wandb")
 
 
 def open_runs(comparison: TrackedComparison, *, uri: str) -> "_Runs":

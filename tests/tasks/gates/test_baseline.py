@@ -50,6 +50,8 @@ def make_plain(cores, **more):
         *(([arm], {}, "passed", {}) for arm in (make_plain(0.97), make_plain(0.5, others_share=0.4))),
         ([], make_tuned(1.3), "not_at_its_best", {"outcome": "not checked"}),
         ([], {"blocks": [arm_blocks("1proc"), arm_blocks("2proc")]}, "nothing_beside", {"outcome": "not checked"}),
+        # What asks how many ranks there are is as slow in all arms of one rank.
+        ([make_noisy(ALONE)], {}, "nothing_beside", {"outcome": "not checked"}),
         # All of it varied so much that nothing follows.
         ([make_noisy(WRAPPED), make_noisy(ALONE)], {}, "nothing_beside", {"outcome": "not checked"}),
     ],

@@ -28,6 +28,13 @@ def test_the_mean_of_every_window_may_differ_by_a_tenth(changes, windows):
     assert [(one.numbers["first"], one.numbers["last"]) for one in found] == windows
 
 
+@pytest.mark.parametrize(("end", "is_found"), [(0.01, False), (1.0, True)])
+def test_where_nearly_nothing_is_left_of_the_loss_single_rows_are_no_difference(end, is_found):
+    base = np.geomspace(4.0, end, 160)
+    own = base * np.where(np.arange(160) > 140, 1.3, 1.0)
+    assert bool(list_differences("2proc", own, base)) is is_found
+
+
 def test_how_far_curves_are_apart_is_said_and_another_loss_on_held_out_rows_fails(tmp_path, expect, read):
     edit_steps(tmp_path, "2proc", loss=3.91)
     expect(check_loss_curves, "passed", within=1e-2, largest_relative_difference=0.01 / 3.9)

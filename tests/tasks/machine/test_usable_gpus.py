@@ -13,6 +13,7 @@ from tasks.params.strict_yaml import read_strict_yaml
 from tasks.records.facts import GpuFacts
 from tasks.records.manifests import MachineFile
 from tests.conftest import PROJECT
+from tests.extras import skip_without
 from tests.tasks.reporting.rendered import lacks
 
 CUDA_13 = TorchFacts(
@@ -47,7 +48,7 @@ def test_gpus_that_torch_has_code_for_are_taken(gpu):
 
 def test_a_driver_too_old_for_the_build_is_said_with_what_it_needs():
     found = explain(T4, driver_cuda=12040)
-    assert not lacks(found, "580.65.06", "CUDA 12.4", "CUDA 13.2", "580 or later")
+    assert not lacks(found, "580.65.06", "CUDA 12.4", "CUDA 13.2", "580 or later", "make setup TORCH=cuda12")
     assert explain(T4, driver_cuda=12040, facts=CUDA_13.model_copy(update={"cuda": "12.8"})) == ""
 
 
@@ -99,6 +100,8 @@ def test_gpus_of_several_kinds_have_to_be_numbered_as_the_driver_does():
     ],
 )
 def test_more_ranks_than_gpus_are_told_by_machine(cell, num_there, words):
+    if "launcher" in cell:
+        skip_without("ray")
     cells = {"first": {"strategy": "single", "world_size": 1}, "other": {"strategy": "ddp", "world_size": 2, **cell}}
     raw = read_strict_yaml(PROJECT / "presets" / "qwen2-arxiv.yaml")
     params = Params.model_validate({**raw, "cells": cells, "ray": {"address": "auto"}})

@@ -33,6 +33,13 @@ def test_all_ranges_are_timed_where_the_rows_of_one_are_not_as_long_as_the_first
     assert select_timed_ranges(tmp_path, ["0-20", "20-40"], seq_len=seq_len, least_rows=8) == expected
 
 
+@pytest.mark.parametrize(("second", "expected"), [(20, ["5-25"]), (6, ["0-5"])])
+def test_a_first_range_without_a_full_step_is_timed_only_where_no_other_has_one(tmp_path, second, expected):
+    write(tmp_path / "0-5", [30] * 5)
+    write(tmp_path / "5-25", [30] * second)
+    assert select_timed_ranges(tmp_path, ["0-5", "5-25"], seq_len=128, least_rows=8) == expected
+
+
 def test_rows_without_lengths_are_all_alike(tmp_path):
     for name in ("0-20", "20-40"):
         (tmp_path / name).mkdir()

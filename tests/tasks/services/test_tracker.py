@@ -49,7 +49,11 @@ def test_a_step_without_a_target_has_no_loss_to_be_tracked():
 def test_params_yaml_then_the_environment_then_a_file_here_say_where_runs_are_kept(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert choose_uri(tracked_params().tracking.uri) == f"sqlite:///{tmp_path}/mlflow.db"
+    copy = tmp_path / ".dvc/tmp/exps/copy"
+    copy.mkdir(parents=True)
+    for folder in (tmp_path, copy):  # `dvc exp run --temp` removes it
+        monkeypatch.chdir(folder)
+        assert choose_uri(tracked_params().tracking.uri) == f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from-environment")
     assert choose_uri(tracked_params().tracking.uri) == "http://from-environment"
     assert choose_uri(tracked_params(uri="http://from-params").tracking.uri) == "http://from-params"
