@@ -29,7 +29,11 @@ def bear_out(folder, found):
     for one in arms:
         _set_step_seconds(folder / "runs" / one.cell, one.step_seconds.value)
     beside = {
-        "blocks": [*(_make_arm_blocks(found, one) for one in arms), _wrap(_make_arm_blocks(found, arms[0]))],
+        "blocks": [
+            *(_make_arm_blocks(found, one) for one in arms),
+            _wrap(_make_arm_blocks(found, arms[0])),
+            *(_leave_alone(_make_arm_blocks(found, arms[0]), one) for one in arms[1:2]),
+        ],
         "ranges": RANGES[:1],
         "settings": {one.cell: [setting_of(params)] for one in arms},
         "numerics_version": 1,
@@ -59,6 +63,20 @@ def _wrap(plain):
     return ArmBlocks(
         phase="waterfall", arm=f"{plain.arm} in a DDP wrapper", cell=plain.cell, kind="wrapped", blocks=blocks
     )
+
+
+def _leave_alone(plain, arm):
+    """Return the blocks of a cell's first rank that does its share of the baseline's work, as fast as that."""
+    number = arm.world_size
+    steps = [rows[::number] for rows in np.split(np.array(rows_in_order(RANGES[0])), NUM_STEPS)]
+    blocks = [
+        make_block(
+            RANGES[0], steps, steps, world_size=1, step_seconds=one.seconds / NUM_STEPS / number, num_exchanges=0,
+            **{name: getattr(one, name) for name in ("turn", "launch", "others_share", "started_at", "cores_used", "host_gib")},
+        )
+        for one in plain.blocks
+    ]  # fmt: skip
+    return ArmBlocks(phase="waterfall", arm=f"{arm.cell}, one copy alone", cell=arm.cell, kind="alone", blocks=blocks)
 
 
 def _make_block(found, arm, turn):
