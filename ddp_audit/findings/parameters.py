@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from itertools import chain
 from math import inf, isfinite
+from operator import itemgetter
 from typing import Any
 
 from ddp_audit.findings import (
@@ -320,12 +321,17 @@ def start_weights(audit: Audit, cell: str) -> Finding | None:
                 problems.append(explain("file_missing", text, cell=cell, steps=len(rank.steps), **asked))
                 continue
             ends = os.path.basename(path)
-            loaded = next((item for item in rank.lines.get("loaded", []) if item["path"].endswith(ends)), None)
+            read = (item for item in rank.lines.get("loaded", []) if item["path"].endswith(ends))
+            # Each model is looked at before the first step of its own optimizer.
+            loaded = max(read, key=itemgetter("num_held"), default=None)
             if loaded is None:
                 text = "{name}={path} was not read by torch.load or safetensors on rank {rank}"
                 return make_unobservable(cell, "file_not_read", text, **asked)
             held += bool(loaded["num_held"])
             if not loaded["num_held"]:
+                if not holds_whole_model(audit.ranks(cell)):
+                    text = "{name}={path} was read, and rank {rank} holds a part of the model"
+                    return make_unobservable(cell, "model_in_parts", text, **asked)
                 text = "{cell}: {name}={path} was read, and none of rank {rank}'s {tensors} tensors is from it at first"
                 tensors = loaded["num_parameters"]
                 problems.append(explain("file_not_used", text, cell=cell, tensors=tensors, **asked))

@@ -68,7 +68,7 @@ class Observer:
         steps.on_flush, steps.on_learned, steps.on_lost = clocks.match, computing.stop_learning, computing.learn_models
 
         def see_first(parameters: list[torch.Tensor]) -> None:
-            around.match_loaded(parameters)
+            around.match_loaded([*parameters, *computing.list_parameters()])
             around.see_globals()
 
         steps.on_first = see_first

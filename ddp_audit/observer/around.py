@@ -26,6 +26,8 @@ _ASKED = re.compile(
 )
 _MOST_FILES = 2_000
 _SHORT_NAME = 2
+_ROUNDED = (torch.bfloat16, torch.float16)
+"""What the weights of a file may have become once they are read."""
 _COLLECTIVES = (
     "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter",
     "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather", "scatter", "barrier", "all_gather_object",
@@ -87,11 +89,10 @@ class Surroundings:
         self.see_asked(dict(getattr(sys.modules.get("__main__"), "__dict__", {})), "globals")
 
     def match_loaded(self, parameters: list[torch.Tensor]) -> None:
-        """Write how many parameters hold, before the first step, what a file that was read holds."""
+        """Write how many parameters hold, before an optimizer's first step, what a file that was read holds."""
         mine = digest_one_by_one(parameters)
         for path, digests in self._loaded.items():
             self._record.write("loaded", path=path, num_held=len(mine & digests), num_parameters=len(mine))
-        self._loaded.clear()
 
     def finish(self) -> None:
         """Look once more at what the script was asked to do."""
@@ -133,7 +134,7 @@ class Surroundings:
         if isinstance(file, str | os.PathLike):
             path = os.path.abspath(os.fspath(file))
             whole = content.state_dict() if hasattr(content, "state_dict") else content
-            self._loaded[path] = digest_one_by_one(tensor for _, tensor in list_tensors(whole))
+            self._loaded[path] = digest_one_by_one((tensor for _, tensor in list_tensors(whole)), *_ROUNDED)
             self._record.write("read", path=path)
 
     def _see_replaced(self, program: Any, *_: Any) -> None:

@@ -149,6 +149,11 @@ class Computing:
 
         return call
 
+    def list_parameters(self) -> list[torch.Tensor]:
+        """Return those of every model that was called, whether it learns or not."""
+        called = [model.module() for model in self._models.values()]
+        return [parameter for module in called if module is not None for parameter in module.parameters()]
+
     def _watch_class(self, kind: type) -> None:
         if kind in self._known or kind is torch.nn.Module:
             return

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 _ELEMENTS = 64
 _MOST_TENSORS = 4000
@@ -87,12 +88,12 @@ def _digest(content: bytes) -> str:
 
 def is_on_host(tensor: torch.Tensor) -> bool:
     """Return whether the elements of a tensor lie in this process's memory, one after the other."""
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided and _is_plain(tensor)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
     kind = type(tensor)
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and (kind is torch.Tensor or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__)
-    )
+    return kind is torch.Tensor or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def holds_whole_numbers(tensor: torch.Tensor) -> bool:
@@ -175,10 +176,21 @@ def count_tokens(rows: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
     return [int(number) for number in rows.shape[1] - run * ((run > 1) | (rows[:, -1] == 0))]
 
 
-def digest_one_by_one(tensors: Iterable[torch.Tensor]) -> set[str]:
-    """Return the digests of those tensors that are large enough to be told from each other."""
-    results = [tensor for tensor in tensors if tensor.numel() >= _SHOWN]
-    return set(digest_tensors(results)["digests"]) if results else set()
+def digest_one_by_one(tensors: Iterable[torch.Tensor], *dtypes: torch.dtype) -> set[str]:
+    """Return the digests of those tensors that are large enough to be told from each other, rounded to each type, too.
+
+    They may lie on several devices.
+    """
+    few = [_pick(get_elements(tensor.detach())).cpu() for tensor in tensors if _is_large(tensor)]
+    of_types = [few, *([item.to(dtype) for item in few] for dtype in dtypes)]
+    return {digest for every in of_types for digest in digest_tensors(every)["digests"]}
+
+
+def _is_large(tensor: Any) -> bool:
+    """Return whether a tensor has more than a few elements, and they are there to be read."""
+    if is_lazy(tensor) or tensor.is_meta or tensor.numel() < _SHOWN:
+        return False
+    return hasattr(tensor, "to_local") or _is_plain(tensor)
 
 
 def looks_like_mask(name: str, tensor: torch.Tensor, first: torch.Tensor) -> bool:

@@ -177,13 +177,12 @@ class Steps:
         if self.is_read and optimizer not in self._optimizers:
             number = self._optimizers[optimizer] = len(self._optimizers)
             self._numbers[id(optimizer)] = weakref.ref(optimizer), number
+            self._times.charge(self.on_first, _list_parameters(optimizer))
         if not self.is_sampled:
             self._times.enter(timeline.OPTIMIZER)
             return
         self._times.enter(timeline.OBSERVER)
         parameters = _list_parameters(optimizer)
-        if self._start is None:
-            self.on_first(parameters)
         self._start = digest_tensors(self._list_all_parameters(self._models))
         self._judge_gradient(parameters)
         self._times.switch(timeline.OPTIMIZER)
