@@ -45,7 +45,12 @@ def launches_alike(audit: Audit, cell: str) -> Finding | None:
         text = "{cell}: its launches made {steps_of_launches} steps"
         problems.append(explain("other_numbers_of_steps", text, cell=cell, steps_of_launches=steps))
     for number, launched in enumerate(launches, start=1):
-        read = {line["path"] for rank in launched.ranks for line in rank.lines.get("read", [])}
+        ranks = [rank for rank in launched.ranks if rank.steps]
+        read = {line["path"] for rank in ranks for line in rank.lines.get("read", [])}
+        if holds_whole_model(ranks):
+            loaded = [line for rank in ranks for line in rank.lines.get("loaded", [])]
+            # Rows that are kept hold no weights: they are no training to go on with.
+            read -= {line["path"] for line in loaded} - {line["path"] for line in loaded if line["num_held"]}
         for earlier in takewhile(partial(is_not, launched), launched.beside):
             opened = [line for rank in earlier.ranks for line in rank.lines.get("open", [])]
             # What is inside a copy of the folder is another file in every launch.

@@ -15,17 +15,22 @@ from ddp_audit.running import launch_script
 _RESUMES = """
 import os
 import torch
-model = torch.nn.Linear(4, 1)
+model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 assert not os.path.exists("last.pt")
 begin = 0
+if not os.path.exists("{rows}"):
+    torch.save(torch.ones(2, 8), "{rows}")
+rows = torch.load("{rows}")
 if os.path.exists("{snapshot}"):
-    begin = torch.load("{snapshot}")["epoch"]
+    saved = torch.load("{snapshot}")
+    begin = saved["epoch"]
+    model.load_state_dict(saved["model"])
 for epoch in range(begin, 3):
-    model(torch.ones(2, 4)).sum().backward()
+    model(rows).sum().backward()
     optimizer.step()
     for file in ("last.pt", "{snapshot}"):
-        torch.save({{"epoch": epoch}}, file)
+        torch.save({{"epoch": epoch, "model": model.state_dict()}}, file)
 """
 _SPAWNS = """
 import os, sys, time
@@ -97,11 +102,15 @@ def test_of_a_large_folder_large_files_are_linked_and_one_of_many_small_ones_sta
 def test_no_launch_goes_on_from_an_earlier_one_unless_it_is_told_where(tmp_path):
     work = tmp_path / "work"
     (tmp_path / "folder").mkdir()
-    request = _request(tmp_path / "folder", _RESUMES.format(snapshot=tmp_path / "last.pt"), CELLS="1")
+    script = _RESUMES.format(snapshot=tmp_path / "last.pt", rows=tmp_path / "rows.pt")
+    request = _request(tmp_path / "folder", script, CELLS="1")
     first, second = (_launch(request, "1proc", work) for _ in range(2))
     assert (first.num_steps, second.num_steps) == (3, 1)
     found = launches_alike.find(Audit(request, {"1proc": [first, second]}), "1proc")
     assert "went_on" in [problem.code for problem in found.problems]
+    # Rows that an earlier launch has left are no training to go on with.
+    assert "last.pt" in found.compared
+    assert "rows.pt" not in found.compared
     assert list((tmp_path / "folder").iterdir()) == [tmp_path / "folder" / "script.py"]
 
 
