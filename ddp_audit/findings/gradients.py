@@ -80,26 +80,28 @@ _SHARE = 0.1
 def loss_weights(audit: Audit, cell: str) -> Finding | None:
     """Compare the weight of a target in each micro-batch of a step, on all ranks."""
     ranks = audit.ranks(cell)
-    if len(ranks) == 1 and all(len(list_micros(step)) == 1 for step in ranks[0].steps):
+    num_steps, wrong, every = 0, [], [_split_tasks(micros) for micros in each_common_step(ranks)]
+    if len(ranks) == 1 and all(len(micros) == 1 for tasks in every for micros in tasks):
         # An update of one loss is no mean of several.
         return None
-    num_steps, wrong, every = 0, [], list(each_common_step(ranks))
-    for step, micros in enumerate(every, start=1):
-        known = [item for item in map(weigh, micros) if item is not None]
-        if len(known) < len(micros) or len(known) < 2:
+    for step, tasks in enumerate(every, start=1):
+        if None in map(weigh, chain(*tasks)) or max(map(len, tasks)) < 2:
             continue
         num_steps += 1
-        of_target, of_mean = (max(item) / min(item) if min(item) > 0 else inf for item in zip(*known, strict=True))
-        if of_target <= _ALIKE:
-            continue
-        if of_mean > 1 + _SAME:
-            text = "what is back-propagated is no fixed multiple of such a loss"
-            return make_unobservable(cell, "no_fixed_multiple", text)
-        counts = [micro["num_targets"] for micro in micros]
-        wrong.append((step, min(counts), max(counts), format_line(micros[0].get("line"))))
+        for micros in tasks:
+            weights = zip(*filter(None, map(weigh, micros)), strict=True)
+            of_target, of_mean = (max(item) / min(item) if min(item) > 0 else inf for item in weights)
+            if of_target <= _ALIKE:
+                continue
+            if of_mean > 1 + _SAME:
+                text = "what is back-propagated is no fixed multiple of such a loss"
+                return make_unobservable(cell, "no_fixed_multiple", text)
+            counts = [micro["num_targets"] for micro in micros]
+            wrong.append((step, min(counts), max(counts), format_line(micros[0].get("line"))))
+            break
     if not num_steps:
         # A mean over each of micro-batches that are alike is one over all.
-        odd = [micros for micros in every if len({str(item.get("shape")) for item in micros}) > 1]
+        odd = [tasks for tasks in every if len({str(item.get("shape")) for item in chain(*tasks)}) > 1]
         if has_no_integers(audit, cell) and len(odd) <= _SHARE * len(every):
             return succeed(cell, "all micro-batches of a step have as many samples")
         text = "no step had several micro-batches whose loss is one unweighted loss of torch.nn.functional"
@@ -120,6 +122,18 @@ def loss_weights(audit: Audit, cell: str) -> Finding | None:
     if is_rare:
         return make_unobservable(cell, "means_of_means_at_times", text, line=where, **numbers)
     return fail(cell, "means_of_means", text, line=where, **numbers)
+
+
+def _split_tasks(micros: list[Fields]) -> list[list[Fields]]:
+    """Return micro-batches by where they come from and which model they are for: tasks have a loss of their own each.
+
+    What no loader gives out is known by the line that calls the model.
+    """
+    tasks: dict[tuple[str, int | None], list[Fields]] = {}
+    for micro in micros:
+        source = str(micro.get("line") if micro.get("loader") is None else micro["loader"])
+        tasks.setdefault((source, micro.get("module")), []).append(micro)
+    return list(tasks.values())
 
 
 @question(

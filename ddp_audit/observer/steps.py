@@ -324,9 +324,9 @@ def _join(waiting: list[Any]) -> Any:
     last = waiting[-1]
     fed = next((micro for micro in reversed(waiting) if micro.loader is not None), last)
     known = [item.is_synchronised for item in waiting if item.is_synchronised is not None]
-    fed.is_synchronised = max(known, default=None)
+    fed.is_synchronised, fed.num_losses = max(known, default=None), sum(item.num_losses for item in waiting)
     if fed is not last:
-        for name in ("num_losses", "is_weighted", "num_targets", "reduction", "loss_of_model", "labels_are_mask"):
+        for name in ("is_weighted", "num_targets", "reduction", "loss_of_model", "labels_are_mask"):
             setattr(fed, name, getattr(last, name))
     return fed
 
