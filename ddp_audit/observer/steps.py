@@ -64,7 +64,7 @@ class Steps:
         self._counts: dict[str, int] = {}
         self._clips: list[dict[str, Any]] = []
         self._left: dict[str, Any] | None = None
-        self._is_changed_early = self._is_stale = False
+        self._is_changed_early = self._is_stale = self._do_take_turns = False
         self._num_cleared = 0
         self._of_gradient: dict[str, Any] = {}
         self._start: dict[str, Any] | None = None
@@ -139,7 +139,7 @@ class Steps:
         The next one adds to that, or begins anew: whoever has changed it did not see all of the gradient. The first one
         of a step finds nothing, unless what the optimizer found last is still there.
         """
-        if self.is_sampled and len(self._optimizers) == 1:
+        if self.is_sampled and self._optimizers and not self._do_take_turns:
             now = digest_gradients(self._list_all_parameters())
             if is_after:
                 self._left = now
@@ -151,14 +151,17 @@ class Steps:
             elif not self._depth:  # within the step, as for a closure, it was looked at when that began
                 self._is_stale = now["digests"] == self._of_gradient["gradient"]["digests"]
 
-    def _judge_gradient(self, parameters: list[torch.Tensor]) -> None:
+    def _judge_gradient(self, optimizer: Any) -> None:
         """Keep what is known of the gradient that the optimizer has found; begin with the next one.
+
+        Of all optimizers together, where the first one begins every step: the others then use what one backward left.
 
         `is_gradient_kept`: whether it is what the last backward left; None where that was not looked at.
         `left`: some elements of what that left.
         `is_gradient_changed_early`: whether something changes it before all of it is summed up over the ranks.
         `is_gradient_stale`: whether it begins with that of the step before; `num_cleared`: how often it began anew.
         """
+        parameters = _list_parameters(optimizer) if self._do_take_turns else self._list_all_parameters()
         gradient = digest_gradients(parameters)
         self._of_gradient = {
             "gradient": gradient,
@@ -182,16 +185,16 @@ class Steps:
             self._times.enter(timeline.OPTIMIZER)
             return
         self._times.enter(timeline.OBSERVER)
-        parameters = _list_parameters(optimizer)
         self._start = digest_tensors(self._list_all_parameters(self._models))
-        self._judge_gradient(parameters)
+        if self.micros:  # else it is a second one of the same step, or is given a closure
+            self._judge_gradient(optimizer)
         self._times.switch(timeline.OPTIMIZER)
 
     def _end(self, optimizer: Any, *_: Any) -> None:
         self._depth -= 1
         if self._depth > 0:
             return
-        if self.micros:  # else it is a second optimizer of the same step
+        if self.micros:
             self._times.switch(timeline.OBSERVER)
             self._keep(optimizer)
         self._times.leave()
@@ -200,7 +203,9 @@ class Steps:
         """Keep what the step was: between its kernels a line of Python costs ten times what it costs elsewhere."""
         counts = count_collectives()
         num_collectives = sum(counts.values()) - sum(self._counts.values()) if counts else 0
-        of, number = self._numbers.get(id(optimizer), _NO_NUMBER)
+        of, known = self._numbers.get(id(optimizer), _NO_NUMBER)
+        number = known if of() is optimizer else None
+        self._do_take_turns |= number != 0
         rates: list[Any] = []
         for group in optimizer.param_groups[:16]:
             rate = group.get("lr")
@@ -210,7 +215,7 @@ class Steps:
             "step": self.number + 1,
             "lr": rates,
             "micros": self.micros,
-            "optimizer_number": number if of() is optimizer else None,
+            "optimizer_number": number,
             "num_collectives": num_collectives,
         }
         if self.stated:
@@ -226,13 +231,12 @@ class Steps:
         if self.is_sampled or is_unusual:
             fields["traffic"] = read_traffic(self._counts, counts) if counts else {}
         if self.is_sampled:
-            parameters = _list_parameters(optimizer)
             if self._num_inside:
-                self._judge_gradient(parameters)
+                self._judge_gradient(optimizer)
             weights = digest_tensors(self._list_all_parameters(self._models))
             fields |= {"start": self._start, "weights": weights, **self._of_gradient}
             if self.number == 0:
-                fields |= self._describe_first(optimizer, parameters)
+                fields |= self._describe_first(optimizer, _list_parameters(optimizer))
             else:
                 for handle, *hooks in self._hooks:
                     handle.hooks_dict_ref()[handle.id] = hooks[not is_compiler_used()]
