@@ -127,6 +127,14 @@ def _doubt_equal(audit: Audit, cell: str, steps: list[int]) -> Finding | None:
     if all(_never_changed(rank) for rank in ranks):
         text = "no parameter was seen to change in any of {steps:plural sampled step}, so that equal ones say nothing"
         return make_unobservable(cell, "unchanged", text, steps=len(steps))
+    first, *others = (next(step.get("buffers") or {} for step in rank.steps if step["step"] == last) for rank in ranks)
+    apart = [name for name in first if any(other.get(name, first[name]) != first[name] for other in others)]
+    if apart:
+        text = (
+            "the parameters are equal, and what is kept beside them is not, after step {last:,}: {buffers}; whoever "
+            "computes by it reduces it over the ranks first"
+        )
+        return make_unobservable(cell, "buffers_differ", text, last=last, buffers=apart[:4])
     if not _count_exchanges(ranks[0]):
         # Of the steps that all have made: a launch that is ended may have made one more on some.
         losses = list(zip(*([micro.get("loss") for _, micro in rank.micros()] for rank in ranks), strict=False))

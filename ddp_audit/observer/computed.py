@@ -196,6 +196,9 @@ class Computing:
         model.is_frozen = learner is None
         if learner is not None:
             model.learner = weakref.ref(learner)
+        elif torch.is_grad_enabled() and any(True for _ in module.buffers(recurse=False)):
+            # A loss may learn, too, by a mean of its own.
+            self._steps.models.setdefault(module)
         return None if model.is_frozen else model
 
     def _run(self, original: Callable[..., Any], model: _Model, module: Any, arguments: Any, named: Any) -> Any:

@@ -17,13 +17,21 @@ from ddp_audit.observer import timeline
 from ddp_audit.observer.clocks import ScriptLines
 from ddp_audit.observer.record import Guard, Line, Record
 from ddp_audit.observer.samples import digest_tensors, get_elements
-from ddp_audit.observer.torch_private import count_collectives, has_hooks, is_compiler_used, untraced
+from ddp_audit.observer.torch_private import (
+    count_collectives,
+    has_hooks,
+    is_compiler_used,
+    list_kept_buffers,
+    untraced,
+)
 from ddp_audit.process.flight_recorder import read_recorded
 
 _OFTEN_UNTIL = 4
 _READ_UNTIL = 64
 _MOST_UNUSUAL = 12
 _MOST_DIGESTED = 1 << 14
+_STATISTICS = "running_"
+"""How the buffers of normalisation begin, by which no training mode computes."""
 _NO_NUMBER = (lambda: None), 0
 _KEPT_SECONDS = 0.5
 """Steps are written together, after so long; longer ones one by one."""
@@ -72,8 +80,8 @@ class Steps:
         """Every one that made a step, in that order: two that take turns would be sampled at one's steps alone."""
         self._numbers: dict[int, tuple[Callable[[], Any], int]] = {}
         """The same by their `id`, which takes a step less time to find."""
-        self._models: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-        """Those that were called: an optimizer that is none of torch's may train them, too."""
+        self.models: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        """Those that were called: an optimizer that is none of torch's may train them, too, or they learn without."""
         self._hooks: list[tuple[Any, Any, Any]] = []
         """Of optimizers: the handle of each, what a compiler does not trace, and what costs less without one."""
         self._wrapper: Any = None
@@ -113,7 +121,7 @@ class Steps:
         self._num_inside += self._depth > 0
         self._wrapper = module
         if self.is_sampled:
-            self._models.setdefault(module)
+            self.models.setdefault(module)
 
     def add_backward(self, loss: float | None = None, line: Line | None = None) -> None:
         """A loss is about to be back-propagated."""
@@ -185,7 +193,7 @@ class Steps:
             self._times.enter(timeline.OPTIMIZER)
             return
         self._times.enter(timeline.OBSERVER)
-        self._start = digest_tensors(self._list_all_parameters(self._models))
+        self._start = digest_tensors(self._list_all_parameters(self.models))
         if self.micros:  # else it is a second one of the same step, or is given a closure
             self._judge_gradient(optimizer)
         self._times.switch(timeline.OPTIMIZER)
@@ -233,8 +241,9 @@ class Steps:
         if self.is_sampled:
             if self._num_inside:
                 self._judge_gradient(optimizer)
-            weights = digest_tensors(self._list_all_parameters(self._models))
-            fields |= {"start": self._start, "weights": weights, **self._of_gradient}
+            weights = digest_tensors(self._list_all_parameters(self.models))
+            buffers = self._digest_buffers(_list_parameters(optimizer))
+            fields |= {"start": self._start, "weights": weights, "buffers": buffers, **self._of_gradient}
             if self.number == 0:
                 fields |= self._describe_first(optimizer, _list_parameters(optimizer))
             else:
@@ -299,6 +308,17 @@ class Steps:
         # What has no elements yet has no device, or no shape.
         results += [item for item in of_models if item.requires_grad and item.device == device and not is_lazy(item)]
         return list({id(result): result for result in results}.values())[:_MOST_DIGESTED]
+
+    def _digest_buffers(self, parameters: list[torch.Tensor]) -> dict[str, str]:
+        """Return name -> digest of what models save beside parameters, where these are: of numbers with a fraction."""
+        held = {name: buffer for model in list(self.models) for name, buffer in list_kept_buffers(model).items()}
+        known = {
+            name: buffer for name, buffer in held.items()
+            if buffer.is_floating_point() and not is_lazy(buffer)
+            and buffer.device in {item.device for item in parameters[:1]}
+            and not name.rpartition(".")[2].startswith(_STATISTICS)
+        }  # fmt: skip
+        return dict(zip(known, digest_tensors(list(known.values()))["digests"], strict=False))
 
     def _make_observed_clip(self, original: Any) -> Any:
         @functools.wraps(original)

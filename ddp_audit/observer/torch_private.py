@@ -48,6 +48,15 @@ def has_hooks(parameters: list[torch.Tensor], wrapper: Any) -> bool:
     return any(not str(getattr(hook, "__module__", "")).startswith(_OF_TORCH) for hook in hooks)
 
 
+def list_kept_buffers(model: Any) -> dict[str, torch.Tensor]:
+    """Return name -> what a model saves beside its parameters, such as means; nothing that it can compute anew."""
+    return {
+        f"{at}.{name}".lstrip("."): buffer for at, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in getattr(module, "_non_persistent_buffers_set", ())
+    }  # fmt: skip
+
+
 def get_uncompiled(module: Any) -> Any:
     """Return the module that torch.compile has wrapped, or the one that was given."""
     return getattr(module, "_orig_mod", module)
