@@ -72,7 +72,7 @@ def _leave_alone(plain, arm):
     blocks = [
         make_block(
             RANGES[0], steps, steps, world_size=1, step_seconds=one.seconds / NUM_STEPS / number, num_exchanges=0,
-            **{name: getattr(one, name) for name in ("turn", "launch", "others_share", "started_at", "cores_used", "host_gib")},
+            **one.model_dump(include={"turn", "launch", "others_share", "started_at", "cores_used", "host_gib"}),
         )
         for one in plain.blocks
     ]  # fmt: skip
