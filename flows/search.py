@@ -20,7 +20,7 @@ from flows.child import make_environment, run_child
 from flows.output import StageOutput
 from flows.pipeline import StageFailed, explain_failure, reproduce
 from flows.trials import Trial, change_raw_params, find_path, open_slots, read_command, run_trials, write_inputs
-from tasks.params import Params, load_params
+from tasks.params import MAX_CELLS, Params, load_params
 from tasks.params.choices import read_unit
 from tasks.params.editing import make_patch, make_train_changes
 from tasks.params.strict_yaml import read_strict_yaml
@@ -126,6 +126,12 @@ class Search:
 
     def _evaluate(self, trials: Sequence[Trial], epochs: int) -> dict[str, float]:
         """Return name -> loss on the held-out rows, by the stage `evaluate`, which keeps it."""
+        losses: dict[str, float] = {}
+        for start in range(0, len(trials), MAX_CELLS):
+            losses |= self._evaluate_group(trials[start : start + MAX_CELLS], epochs)
+        return losses
+
+    def _evaluate_group(self, trials: Sequence[Trial], epochs: int) -> dict[str, float]:
         shutil.rmtree(_EVALUATING, ignore_errors=True)
         for trial in trials:
             link_folder(trial.locate_run(epochs), _EVALUATING / "runs" / trial.name)

@@ -41,6 +41,9 @@ from tasks.params.strict_yaml import read_strict_yaml
 from tasks.params.train import TrainParams
 from tasks.process.failure import ConfigurationError
 
+MAX_CELLS = 64
+"""Of a comparison."""
+
 
 class QualityParams(Section):
     """What is asked of the training itself."""
@@ -121,7 +124,7 @@ class Params(Section):
     workload: str
     """The ML problem: the name of a file in training/workloads/."""
     train: TrainParams
-    cells: dict[str, CellParams] = Field(min_length=1, max_length=64)
+    cells: dict[str, CellParams] = Field(min_length=1, max_length=MAX_CELLS)
     """Name -> how the work is spread. The first cell is the baseline of every speedup."""
     left_out: dict[str, Annotated[str, Field(max_length=500)]] = Field(default_factory=dict, max_length=64)
     """Name -> why it is no cell: what could have been compared and was not, for the report. `make fit` writes it."""
