@@ -1,7 +1,9 @@
 """Folders and tars of small images, slices of them, and a base model for them."""
 
 import io
+import struct
 import tarfile
+import zlib
 
 import numpy as np
 from PIL import Image
@@ -12,11 +14,29 @@ from tests.tiny import with_manifest, write_arrays
 CLASS_NAMES = ["left", "right", "top"]
 
 
-def encoded(pixels, kind="PNG"):
+def encoded(pixels, kind="PNG", **options):
     """Return an image file with these pixels."""
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind)
+    Image.fromarray(pixels).save(file, kind, **options)
     return file.getvalue()
+
+
+def write_deep_png(color_type, num_channels):
+    """Return a PNG of 16 bits a channel, which Pillow writes of greys alone."""
+    size = 8
+    rows = (b"\0" + b"\x9c\x40" * size * num_channels) * size
+    header = struct.pack(">IIBBBBB", size, size, 16, color_type, 0, 0, 0)
+    chunks = [b"IHDR" + header, b"IDAT" + zlib.compress(rows), b"IEND"]
+    packed = (struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+
+
+def write_bmp_of_two_bytes(pixel, *, size):
+    """Return a BMP of 16 bits a pixel, of red, green and blue 5, 6 and 5."""
+    masks = struct.pack("<III", 0xF800, 0x07E0, 0x001F)
+    pixels = struct.pack("<H", pixel) * size**2
+    header = struct.pack("<IiiHHIIiiII", 40, size, size, 1, 16, 3, len(pixels), 0, 0, 0, 0) + masks
+    return b"BM" + struct.pack("<IHHI", 14 + len(header) + len(pixels), 0, 0, 14 + len(header)) + header + pixels
 
 
 def striped(label, index, *, size=12):

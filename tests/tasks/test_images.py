@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import ExifTags, Image
 from safetensors.torch import load_file, save_file
 
 from tasks.data.slicing.image_classification import Images
 from tasks.data.sources import image_models
 from tasks.data.sources.image_models import store_image_model
-from tasks.data.sources.image_rows import MAX_PIXELS
+from tasks.data.sources.image_rows import MAX_PIXELS, decode_image
 from tasks.download import download_rows
 from tasks.params.local_files import digest_source, list_image_files
 from tasks.params.sources import ModelParams, RowRange
@@ -20,7 +21,16 @@ from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.manifests import ROWS, RawManifest
 from tasks.slice import store_slice
 from tests.finished_comparison import read_json
-from tests.images import CLASS_NAMES, encoded, make_image_model, striped, write_image_folder, write_tar
+from tests.images import (
+    CLASS_NAMES,
+    encoded,
+    make_image_model,
+    striped,
+    write_bmp_of_two_bytes,
+    write_deep_png,
+    write_image_folder,
+    write_tar,
+)
 from tests.tasks.local_rows import RAW, ask
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -103,14 +113,44 @@ def test_an_image_is_cut_to_its_middle_square_and_resized(tmp_path):
     wide = np.zeros((40, 120, 3), dtype=np.uint8)
     wide[:, :40], wide[:, 40:80], wide[:, 80:] = 10, 100, 250
     clear = np.dstack([wide, np.zeros((40, 120), dtype=np.uint8)])
-    made = {"wide": (wide, 100), "grey": (wide[:, :, 0], 100), "clear": (clear, 255)}
-    for name, (pixels, _) in made.items():
-        (folder / "left" / f"{name}.png").write_bytes(encoded(pixels))
+    made = {"wide": (encoded(wide), 100), "grey": (encoded(wide[:, :, 0]), 100), "clear": (encoded(clear), 255)}
+    made["two bytes a pixel"] = write_bmp_of_two_bytes(0xFFFF, size=12), 255
+    for name, (content, _) in made.items():
+        (folder / "left" / f"{name}.png").write_bytes(content)
     names = names_in(folder)
-    downloaded("path:images", "0-11", "11-12")
-    images = sliced("0-12")[0]["images"]
+    downloaded("path:images", "0-12", "12-13")
+    images = sliced("0-13")[0]["images"]
     for name, (_, value) in made.items():
         assert np.unique(images[names.index(f"left/{name}.png")]).tolist() == [value], name
+
+
+UPRIGHT = {
+    1: lambda pixels: pixels,
+    2: np.fliplr,
+    3: lambda pixels: np.rot90(pixels, 2),
+    4: np.flipud,
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: np.rot90(pixels, 2).swapaxes(0, 1),
+    8: np.rot90,
+}
+"""Orientation in an image's EXIF -> how its pixels are turned to stand."""
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "MPO", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", UPRIGHT)
+def test_a_photograph_stands_as_the_camera_was_held(orientation, kind):
+    lying = np.zeros((96, 64, 3), dtype=np.uint8)
+    lying[:48, :32], lying[:48, 32:], lying[48:, :32] = 240, 160, 80
+    more = {"save_all": True, "append_images": [Image.fromarray(lying)]} if kind == "MPO" else {}
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    photograph = encoded(lying, kind, exif=exif, **more)
+    stands = decode_image(encoded(UPRIGHT[orientation](lying).copy()), size=4)
+    assert np.allclose(decode_image(photograph, size=4), stands, atol=8)
+    # Of what the camera wrote but its pixels nothing can be read.
+    damaged = encoded(lying, kind, exif=b"Exif\0\0" + bytes(20), **more)
+    assert np.allclose(decode_image(damaged, size=4), decode_image(encoded(lying), size=4), atol=8)
 
 
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -126,7 +166,7 @@ HEAD = encoded(np.zeros((4, 4, 3), dtype=np.uint8))[:16]
         # A real image of 81 million pixels in some 10 kB, and one that says that it has 10 thousand million.
         pytest.param(None, "too_large", id="bomb"),
         pytest.param(HEAD + (100_000).to_bytes(4, "big") * 2 + bytes(100), "unreadable", id="claims too much"),
-        pytest.param(encoded(np.full((8, 8), 40_000, dtype=np.uint16)), "depth", id="16 bit"),
+        *(pytest.param(write_deep_png(*kind), "depth", id=f"16 bit {kind}") for kind in ((0, 1), (2, 3), (4, 2), (6, 4))),
     ],
 )
 def test_a_bad_image_is_left_out_and_counted_and_the_others_keep_their_rows(content, fault, tmp_path):

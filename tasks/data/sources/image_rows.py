@@ -1,5 +1,6 @@
 """Rows of images: decoded and resized once, when they arrive, and kept in .work/download/images/ from then on."""
 
+import contextlib
 import importlib.metadata
 import io
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
+from PIL import Image, ImageOps
 
 from tasks.data.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, list_class_names, read_columns
 from tasks.data.sources.row_store import RepeatedRows, StoredRows, keep_rows
@@ -31,12 +32,15 @@ MAX_BYTES = 2**26
 """Of an image's file: with more it is not read."""
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
-_DEEP_MODES = ("I", "F")
+_DEEP = ";16B"
+"""What Pillow calls 16 bits a channel; BMP's `;16` are 16 bits a pixel. The mode of an image of colours does not say it."""
+_DAMAGE = (OSError, ValueError, SyntaxError, EOFError, struct.error, ArithmeticError, LookupError, TypeError)
+"""Whatever a decoder makes of bytes that are not what they claim to be."""
 _BRIGHTEST = 16
 
 STORE = Path(".work/download/images")
 _DIGITS = Path(".work/download/digits")
-_FORMAT = 1
+_FORMAT = 2
 """Counts up when images are judged or resized otherwise than before, or the file's layout changes."""
 _BATCH_BYTES = 64 * 2**20
 _SCHEMA = pa.schema(
@@ -179,7 +183,7 @@ def write_digits(folder: Path) -> None:
 
 
 def decode_image(data: bytes, *, size: int) -> np.ndarray | str:
-    """Return the image as (size, size, 3) uint8, its middle square resized; or its fault, of QUARANTINED_IMAGES.
+    """Return the image as (size, size, 3) uint8, upright, its middle square resized; or its fault, of QUARANTINED_IMAGES.
 
     How many pixels it has is asked before any is decoded.
     """
@@ -189,13 +193,16 @@ def decode_image(data: bytes, *, size: int) -> np.ndarray | str:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 return "too_large"
-            if image.mode.split(";")[0] in _DEEP_MODES:
+            if any(_DEEP in str(tile) for tile in image.tile):
                 return "depth"
+            image.load()
+            # What a camera wrote on the image's side may be damaged where its pixels are not.
+            with contextlib.suppress(*_DAMAGE):
+                ImageOps.exif_transpose(image, in_place=True)
             return np.asarray(_crop_square(image, size))
     except (Image.DecompressionBombError, MemoryError):
         return "too_large"
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error, ArithmeticError, LookupError, TypeError):
-        # Whatever a decoder makes of bytes that are not what they claim to be.
+    except _DAMAGE:
         return "unreadable"
 
 
