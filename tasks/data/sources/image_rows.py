@@ -33,7 +33,7 @@ MAX_BYTES = 2**26
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _DEEP = ";16B"
-"""What Pillow calls 16 bits a channel; BMP's `;16` are 16 bits a pixel. The mode of an image of colours does not say it."""
+"""What Pillow calls 16 bits a channel, which the mode of a coloured image does not say; BMP's `;16` are 16 a pixel."""
 _DAMAGE = (OSError, ValueError, SyntaxError, EOFError, struct.error, ArithmeticError, LookupError, TypeError)
 """Whatever a decoder makes of bytes that are not what they claim to be."""
 _BRIGHTEST = 16
@@ -183,9 +183,9 @@ def write_digits(folder: Path) -> None:
 
 
 def decode_image(data: bytes, *, size: int) -> np.ndarray | str:
-    """Return the image as (size, size, 3) uint8, upright, its middle square resized; or its fault, of QUARANTINED_IMAGES.
+    """Return the image as (size, size, 3) uint8, its middle square resized; or its fault, of QUARANTINED_IMAGES.
 
-    How many pixels it has is asked before any is decoded.
+    It stands upright, as its EXIF says. How many pixels it has is asked before any is decoded.
     """
     if len(data) > MAX_BYTES:
         return "too_large"
