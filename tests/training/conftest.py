@@ -147,10 +147,11 @@ class InterruptingEvents(EventStream):
 
     def send(self, event, **fields):
         """Append the event, then raise SIGTERM if it is the step."""
-        super().send(event, **fields)
+        is_sent = super().send(event, **fields)
         step = {"step": fields.get("step"), "segment_started": 0}.get(event)
         if step is not None and step == self._signal_after_step:
             os.kill(os.getpid(), signal.SIGTERM)
+        return is_sent
 
 
 @pytest.fixture

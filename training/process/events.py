@@ -22,16 +22,17 @@ class EventStream:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("w", encoding="utf-8")
 
-    def send(self, event: str, **fields: Any) -> None:
-        """Append one event, flushed. A full disk is said once and ends the stream, never the training."""
+    def send(self, event: str, **fields: Any) -> bool:
+        """Append one event, flushed; return whether it was. A full disk is said once and ends the stream alone."""
         if self._file is None:
-            return
+            return False
         try:
             self._file.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
             self._file.flush()
         except OSError as error:
             _log.warning("the event stream ends here: %s", error)
             self._file = None
+        return self._file is not None
 
 
 class StopRequest:

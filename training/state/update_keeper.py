@@ -143,9 +143,13 @@ class UpdateKeeper:
     def _wait(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Tell the stage, and return what it found; it ends the ranks if it cannot find anything."""
 
-        def say() -> None:
-            write_json(self._folder / FACTS, facts)
-            self._events.send("update_kept", step=facts["step"], folder=str(self._folder))
+        def say() -> str | None:
+            try:
+                write_json(self._folder / FACTS, facts)
+            except OSError as error:
+                return f"{self._folder / FACTS}: {error.strerror}"
+            is_sent = self._events.send("update_kept", step=facts["step"], folder=str(self._folder))
+            return None if is_sent else "the event stream has ended: the stage does not learn of the update"
 
         def look() -> Any:
             file = self._folder / RESULT
@@ -153,7 +157,8 @@ class UpdateKeeper:
             # A stage may still be at an update of ranks that are gone.
             return content if content.get("step") == facts["step"] else None
 
-        self._ranks.ask_first_rank(say)
+        if problem := self._ranks.ask_first_rank(say):
+            return {"verdict": "not checked", "problem": problem}
         if self._ranks.device.type == "cuda":
             # The second computation runs beside what is left of this one.
             torch.cuda.empty_cache()

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.conftest import events_in
-from training.process.events import EventStream
+from tests.training.conftest import events_in, parsed
+from tests.training.replays import check, list_checked
+from training.loop import train
+from training.process.events import EventStream, StopRequest
 
 
 def test_every_launch_starts_an_empty_stream_and_only_rank_0_writes(tmp_path):
@@ -18,12 +20,18 @@ def test_every_launch_starts_an_empty_stream_and_only_rank_0_writes(tmp_path):
     assert events_in(stream) == []
 
 
-def test_a_full_disk_ends_the_stream_with_one_warning_and_nothing_else(caplog):
+@pytest.mark.slow
+def test_a_full_disk_ends_the_stream_with_one_warning_and_no_training(caplog, toy, alone, signals_as_before):
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full on this system")
     events = EventStream(full, rank=0)
     with caplog.at_level(logging.WARNING):
         events.send("step", step=1)
-        events.send("step", step=2)
+        config = check(toy.tell(), 1, 3)
+        train(parsed(config, toy.folder), alone, stop=StopRequest(), events=events)
     assert caplog.text.count("the event stream ends here") == 1
+    assert [(update["step"], update["verdict"]) for update in list_checked(config)] == [
+        (1, "not checked"),
+        (3, "not checked"),
+    ]
