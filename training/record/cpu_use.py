@@ -1,5 +1,6 @@
 """Who used the CPUs meanwhile, by the kernel's own count, and how much memory of the host this rank holds."""
 
+import contextlib
 import math
 import os
 import socket
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _STAT, _OWN_MEMORY = Path("/proc/stat"), Path("/proc/self/statm")
+_OWN_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _LEAST_SECONDS = 1.0
 _BUSY = (0, 1, 2, 5, 6, 7)
 """Of the kernel's columns user, nice, system, idle, iowait, irq, softirq, steal: all in which nobody else could run.
@@ -21,7 +23,8 @@ class CpuUse:
 
     def __init__(self) -> None:
         self._cpus = sorted(os.sched_getaffinity(0))
-        self._busy = _read_busy_seconds(self._cpus)
+        self._limit = _find_limit(len(self._cpus))
+        self._busy = self._read_busy_seconds()
         self._own, self._started = time.process_time(), time.perf_counter()
 
     @property
@@ -40,15 +43,23 @@ class CpuUse:
             resident = int(_OWN_MEMORY.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except OSError:
             resident = None
-        now, own = _read_busy_seconds(self._cpus), time.process_time()
+        now, own = self._read_busy_seconds(), time.process_time()
         return {
             "busy_seconds": None if now is None or self._busy is None else now - self._busy,
             "own_seconds": own - self._own,
             "seconds": time.perf_counter() - self._started,
             "resident_bytes": resident,
-            "num_cpus": len(self._cpus),
+            "num_cpus": len(self._cpus) if self._limit is None else self._limit[1],
             "place": f"{socket.gethostname()}: {','.join(map(str, self._cpus))}",
         }
+
+    def _read_busy_seconds(self) -> float | None:
+        """Return for how long the CPUs were busy, for whomever; in a container that may use a part of them, by it."""
+        if self._limit is None:
+            return _read_busy_seconds(self._cpus)
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int((self._limit[0] / "cpu.stat").read_text().split()[1]) / 1e6
+        return None
 
 
 class RecentCpuUse:
@@ -95,6 +106,21 @@ def compute_others_share(used: Sequence[Mapping[str, Any]]) -> float | None:
         if group[0]["busy_seconds"] is not None
     ]
     return min(max(0.0, *shares), 1.0) if shares else None
+
+
+def _find_limit(num_cpus: int) -> tuple[Path, float] | None:
+    """Return the control group that allows this process fewer cores' worth of time than its CPUs, and how many.
+
+    Others who use the rest of the machine's CPUs take nothing from it. Source: cgroup-v2.rst of the kernel.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        own = _GROUPS / _OWN_GROUP.read_text().rpartition("0::/")[2].partition("\n")[0]
+        for group in (own, *own.parents[: len(own.relative_to(_GROUPS).parts)]):
+            if (group / "cpu.max").is_file():
+                quota, period = (group / "cpu.max").read_text().split()
+                if quota.isdigit() and int(quota) < num_cpus * int(period):
+                    return group, int(quota) / int(period)
+    return None
 
 
 def _read_busy_seconds(cpus: list[int]) -> float | None:

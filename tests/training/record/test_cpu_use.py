@@ -3,7 +3,7 @@
 import pytest
 
 from training.record import cpu_use
-from training.record.cpu_use import RecentCpuUse, compute_others_share
+from training.record.cpu_use import CpuUse, RecentCpuUse, compute_others_share
 
 
 def test_a_share_is_of_a_second_or_two_and_unknown_before(monkeypatch):
@@ -23,3 +23,28 @@ def test_a_share_is_of_a_second_or_two_and_unknown_before(monkeypatch):
     assert shares[39] == pytest.approx(0.0)
     assert shares[-1] == pytest.approx(0.5)
     assert None not in shares[20:]
+
+
+@pytest.mark.parametrize(("path", "quota", "num_cpus", "share"), [
+    ("/a/b", "200000 100000", 2.0, 0.25), ("/gone", "200000 100000", 2.0, 0.25), ("/a/b", "max 100000", 64, 0.5),
+])  # fmt: skip
+def test_in_a_container_with_a_part_of_the_cpus_others_are_those_in_it(
+    path, quota, num_cpus, share, tmp_path, monkeypatch
+):
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "own").write_text(f"1:cpu:/\n0::{path}\n")
+    (tmp_path / "cpu.max").write_text(quota)
+    now = [0.0]
+    monkeypatch.setattr(cpu_use, "_GROUPS", tmp_path)
+    monkeypatch.setattr(cpu_use, "_OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(cpu_use.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(cpu_use.time, "process_time", lambda: now[0])
+    monkeypatch.setattr(cpu_use.os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(cpu_use, "_read_busy_seconds", lambda _: 33.0 * now[0])
+    stat = tmp_path / "cpu.stat"
+    stat.write_text("usage_usec 7000000\nuser_usec 0\n")
+    use, now[0] = CpuUse(), 2.0
+    # One core and a half for two seconds, of which the rank had one.
+    stat.write_text("usage_usec 10000000\nuser_usec 0\n")
+    assert use.measure()["num_cpus"] == num_cpus
+    assert compute_others_share([use.measure()]) == pytest.approx(share)
