@@ -120,7 +120,7 @@ $(READY): requirements.lock pyproject.toml $(if $(filter override,$(firstword $(
 	  installed) locks=($(VENV)/others.lock); site=(--system-site-packages) ;;
 	  *) echo "setup: TORCH: got $$torch; allowed: installed, cuda12, or nothing for that of requirements.lock" >&2; exit 2 ;;
 	esac
-	[ -f $(VENV)/torch ] && [ "$$torch" = "$$(cat $(VENV)/torch 2>/dev/null || true)" ] || "$$PYTHON" -m venv "$${site[@]}" $(VENV)
+	[ -x $(VENV)/bin/python ] && [ -f $(VENV)/torch ] && [ "$$torch" = "$$(cat $(VENV)/torch 2>/dev/null || true)" ] || "$$PYTHON" -m venv "$${site[@]}" $(VENV)
 	echo "$$torch" > $(VENV)/torch
 	awk '/^uv==/ {on=1} on {print} on && !/\\$$/ {exit}' requirements.lock > $(VENV)/uv.lock
 	awk '/^[a-z]/ {on = !/$(TORCH_PACKAGES)/} on' requirements.lock > $(VENV)/others.lock

@@ -124,7 +124,7 @@ def is_reachable(url: str) -> bool:
         urllib.request.urlopen(f"{url}/health", timeout=5).close()
     except urllib.error.HTTPError as error:
         # Somebody is there who wants to know who asks, as Prefect's client says.
-        return error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR
+        return error.code in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN)
     except (OSError, ValueError, http.client.HTTPException) as error:
         return isinstance(getattr(error, "reason", None), ssl.SSLError)
     return True

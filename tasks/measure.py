@@ -179,9 +179,7 @@ def _measure_or_reuse(inputs: Inputs) -> MeasurementFile:
 def _check_updates(inputs: Inputs, cell: str, batch: int, work: Path, stop: threading.Event) -> list[dict[str, Any]]:
     """Return what was found of the first updates of so many samples, made as in a training and computed twice."""
     params, work = inputs.params, work.resolve()
-    rows, num_steps = write_sample(
-        inputs.slices / str(params.ranges[0]), work / "sample", num_steps=_NUM_STEPS, batch_size=batch
-    )
+    rows, num_steps = write_sample(inputs.rows[0], work / "sample", num_steps=_NUM_STEPS, batch_size=batch)
     segment = SegmentConfig(
         range=rows, epoch=1, fingerprint="checked", slice_dir=work / "sample",
         checked_steps=tuple(range(1, num_steps + 1)),

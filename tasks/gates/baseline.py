@@ -69,7 +69,11 @@ def check_baseline(outputs: Outputs, cell: str) -> Finding | None:
     if not_best:
         return make_unchecked_finding(*not_best)
     # What asks how many ranks there are is as slow in all that one rank runs.
-    has_others = outputs.runs[cell].facts.strategy in HELD_AGAINST_COPIES and len(measurement.speeds) > 1
+    has_others = (
+        outputs.runs[cell].facts.strategy in HELD_AGAINST_COPIES
+        and outputs.params.model.norm != "sync_batch"  # alone they would do other work
+        and any(run.facts.world_size > 1 for run in outputs.runs.values())
+    )
     if not compared or (has_others and "alone" not in compared):
         template = (
             "{cell}: no rank of another cell did its work alone beside it (measure.waterfall_seconds above 0 times "

@@ -178,7 +178,8 @@ def list_differences(cell: str, own: NDArray[np.float64], expected: NDArray[np.f
     least = _LEAST_LOSS * abs(float(expected[:_WINDOW].mean()))
     for start, end in itertools.pairwise((*starts, len(own))):
         mine, its = float(own[start:end].mean()), float(expected[start:end].mean())
-        difference = compute_relative_difference(mine, its) * (abs(its) / max(abs(its), least) if its else 1.0)
+        scale = max(abs(its), least)
+        difference = abs(mine - its) / scale if scale else compute_relative_difference(mine, its)
         if not difference <= TOLERANCE:
             return [
                 explain(

@@ -91,7 +91,7 @@ def plan_session(
     if is_weak and num_rows < largest:
         raise DataError(
             f"range {rows[0].name} has {num_rows} rows, a step of the largest cell {largest} in weak scaling; "
-            "allowed: a first range with at least as many"
+            "allowed: a range with at least as many"
         )
     segments = [
         SegmentConfig(range=part.name, epoch=1, fingerprint="measured", slice_dir=part.resolve()) for part in rows

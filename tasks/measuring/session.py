@@ -83,7 +83,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         num_parameters=held.num_parameters,
     )  # fmt: skip
     fits = partial(has_room, cells=comparison.cells, machine=machine, device=session.device, held=held)
-    holds_all = fits([*comparison.arms, *comparison.tuned, *comparison.counterfactuals])
+    holds_all = fits([*comparison.arms, *comparison.optional, *comparison.counterfactuals])
     if not holds_all:
         _log.warning("each variant of a step is built anew at its turn, which takes longer")
     launchers = {cell: spread.launcher for cell, spread in params.cells.items()}

@@ -108,21 +108,29 @@ class TimedComparison:
         ]
 
     @property
-    def copied(self) -> list[Cell]:
-        """The cells that cannot be taken apart, whose ranks run the baseline's work beside it all the same."""
-        if self.baseline.strategy not in HELD_AGAINST_COPIES or self.baseline.world_size > 1:
+    def copied(self) -> list[Arm]:
+        """Whole copies of the baseline on the ranks of another cell, where no waterfall has them: what that one is held
+        against; left out where there is no room."""
+        is_held = self.baseline.strategy in HELD_AGAINST_COPIES and self.baseline.world_size == 1
+        if not self.waterfall_seconds or not is_held or self.spreading or self.staged:
             return []
-        return [cell for cell in self.cells if cell.world_size > 1 and cell not in self.spreading]
+        spread = [cell for cell in self.cells if cell.world_size > 1]
+        return [arm for cell in spread[:1] for arm in make_contention_arms(cell)]
+
+    @property
+    def optional(self) -> list[Arm]:
+        """What the baseline is held against where there is memory for it."""
+        return [*self.tuned, *self.copied]
 
     @property
     def counterfactuals(self) -> list[Arm]:
         """The other arms of the waterfalls."""
-        spreading, copied = self.spreading, self.copied if self.waterfall_seconds else []
-        if not spreading and not copied:
+        spreading, staged = self.spreading, self.staged
+        if not spreading and not staged:
             return []
         arms = [arm for cell in (self.baseline, *spreading) for arm in make_data_arms(cell, has_copy=self.has_copy)]
         arms += [arm for cell in spreading for arm in make_spreading_arms(cell)]
-        return arms + [arm for cell in copied for arm in make_contention_arms(cell)]
+        return arms + [arm for cell in staged for arm in make_contention_arms(cell)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +178,7 @@ def measure_comparison(comparison: TimedComparison, bench: Bench, *, advance: Ca
         + make_staged_waterfalls(comparison, bench, beside),
         blocks=_make_arm_blocks("burn-in", comparison.trained, speedups.burnt)
         + _make_arm_blocks("speedup", comparison.trained, speedups.timed_turns)
-        + _make_arm_blocks("waterfall", [*comparison.arms, *comparison.tuned, *comparison.counterfactuals], beside),
+        + _make_arm_blocks("waterfall", [*comparison.arms, *comparison.optional, *comparison.counterfactuals], beside),
     )
 
 
@@ -238,14 +246,14 @@ def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: 
     """
     others, timed_turns = [*comparison.wrapped, *comparison.counterfactuals], TimedTurns()
     tuned: list[Arm] = []
-    for item in comparison.tuned:
+    for item in comparison.optional:
         try:
             bench.build([item])
             tuned.append(item)
         except (DistributedError, ResourceError) as error:
             # Its ranks start anew after one that there is no memory for.
             _log.warning("left out: %s: %s", item.name, error)
-            bench.restart(item.cell, [*comparison.trained[:1], *tuned])
+            bench.restart(item.cell, [*comparison.trained, *tuned])
     if not others and not tuned:
         return timed_turns
     bench.build(others)

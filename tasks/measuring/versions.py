@@ -2,7 +2,7 @@
 
 from training.numerics import NUMERICS_VERSION
 
-MEASURING_VERSION = 4
+MEASURING_VERSION = 5
 """Part of the key of every measurement and evaluation, beside NUMERICS_VERSION.
 
 Raised with every change of what is measured, how, or what its record has.

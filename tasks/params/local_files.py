@@ -18,11 +18,11 @@ from tasks.params.sources import DatasetParams, ModelParams, RowRange
 from training.process.files import digest_file, digest_json
 
 _WEIGHTS = (".pth", ".pt", ".safetensors")
-_CSV: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+CSV: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
 """An empty field alone is null: a class may be called None, a text may be N/A."""
 _BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".parquet": ("parquet", {}), ".jsonl": ("json", {}), ".ndjson": ("json", {}), ".json": ("json", {}),
-    ".csv": ("csv", _CSV), ".tsv": ("csv", {"sep": "\t", **_CSV}), ".txt": ("text", {}), ".arrow": ("arrow", {}),
+    ".csv": ("csv", CSV), ".tsv": ("csv", {"sep": "\t", **CSV}), ".txt": ("text", {}), ".arrow": ("arrow", {}),
 }  # fmt: skip
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 _TEXT_FILES = f"a file of texts ({', '.join(_BUILDERS)}; all but parquet also packed, as .gz), or a folder of such"

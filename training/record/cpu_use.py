@@ -24,7 +24,7 @@ class CpuUse:
     def __init__(self) -> None:
         self._cpus = sorted(os.sched_getaffinity(0))
         self._limit = _find_limit(len(self._cpus))
-        self._busy = self._read_busy_seconds()
+        self._busy, self._busy_group = self._read_busy_seconds()
         self._own, self._started = time.process_time(), time.perf_counter()
 
     @property
@@ -43,23 +43,26 @@ class CpuUse:
             resident = int(_OWN_MEMORY.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except OSError:
             resident = None
-        now, own = self._read_busy_seconds(), time.process_time()
+        (now, of_group), own = self._read_busy_seconds(), time.process_time()
+        passed = time.perf_counter() - self._started
+        busy = None if now is None or self._busy is None else now - self._busy
+        if busy is not None and self._limit is not None:
+            # Of others on the machine only those count who leave it less than it may use.
+            group, spare = of_group - self._busy_group, (len(self._cpus) - self._limit[1]) * passed
+            busy = group + max(0.0, busy - group - spare)
         return {
-            "busy_seconds": None if now is None or self._busy is None else now - self._busy,
+            "busy_seconds": busy,
             "own_seconds": own - self._own,
-            "seconds": time.perf_counter() - self._started,
+            "seconds": passed,
             "resident_bytes": resident,
             "num_cpus": len(self._cpus) if self._limit is None else self._limit[1],
             "place": f"{socket.gethostname()}: {','.join(map(str, self._cpus))}",
         }
 
-    def _read_busy_seconds(self) -> float | None:
-        """Return for how long the CPUs were busy, for whomever; in a container that may use a part of them, by it."""
-        if self._limit is None:
-            return _read_busy_seconds(self._cpus)
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return int((self._limit[0] / "cpu.stat").read_text().split()[1]) / 1e6
-        return None
+    def _read_busy_seconds(self) -> tuple[float | None, float]:
+        """Return for how long the CPUs were busy, and of it for a container that may use a part of them."""
+        used = 0.0 if self._limit is None else int((self._limit[0] / "cpu.stat").read_text().split()[1]) / 1e6
+        return _read_busy_seconds(self._cpus), used
 
 
 class RecentCpuUse:
@@ -109,18 +112,18 @@ def compute_others_share(used: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _find_limit(num_cpus: int) -> tuple[Path, float] | None:
-    """Return the control group that allows this process fewer cores' worth of time than its CPUs, and how many.
-
-    Others who use the rest of the machine's CPUs take nothing from it. Source: cgroup-v2.rst of the kernel.
+    """Return the control group that allows this process the fewest cores' worth of time, fewer than its CPUs, and how
+    many. Source: cgroup-v2.rst of the kernel.
     """
+    limits = []
     with contextlib.suppress(OSError, ValueError):
         own = _GROUPS / _OWN_GROUP.read_text().rpartition("0::/")[2].partition("\n")[0]
         for group in (own, *own.parents[: len(own.relative_to(_GROUPS).parts)]):
-            if (group / "cpu.max").is_file():
+            if (group / "cpu.max").is_file() and (group / "cpu.stat").is_file():
                 quota, period = (group / "cpu.max").read_text().split()
                 if quota.isdigit() and int(quota) < num_cpus * int(period):
-                    return group, int(quota) / int(period)
-    return None
+                    limits.append((group, int(quota) / int(period)))
+    return min(limits, key=lambda limit: limit[1], default=None)
 
 
 def _read_busy_seconds(cpus: list[int]) -> float | None:

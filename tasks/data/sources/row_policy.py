@@ -140,7 +140,7 @@ class RowCheck:
             # So a column of whole numbers is read where some rows have none.
             label = None if math.isnan(label) else int(label)
         is_text = isinstance(label, str)
-        if label in (None, *NO_CLASS) or (is_text and not label.strip()):
+        if label in (None, *NO_CLASS, *map(str, NO_CLASS)) or (is_text and not label.strip()):
             return Row("", UNLABELLED)
         if (len(label) > MAX_LABEL_CHARACTERS or not label.isprintable()) if is_text else not isinstance(label, int):
             raise DataError(

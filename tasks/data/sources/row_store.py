@@ -38,7 +38,7 @@ from training.process.files import digest_file, digest_json, replace_file
 _log = logging.getLogger(__name__)
 
 STORE = Path(".work/download/rows")
-_FORMAT = 6
+_FORMAT = 5
 """Counts up when rows are judged otherwise than before, or the file's layout changes."""
 _SCHEMA = pa.schema(
     [
@@ -232,4 +232,7 @@ def _make_identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]
         identity |= {"commit": commit, "split": dataset.split, "config": dataset.config}
     else:
         identity |= {"digest": digest_source(Path(dataset.location)), "config": dataset.config}
+        files = (own := Path(dataset.location), *own.rglob("*"))
+        if any({".csv", ".tsv"} & set(file.suffixes) for file in files):
+            identity["nulls"] = "empty fields"
     return identity

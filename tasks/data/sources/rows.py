@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.data.builtin.corpus import read_corpus_by_package, read_instructions
 from tasks.data.sources.row_policy import MAX_CHARACTERS
-from tasks.params.local_files import IN_GIT_LFS, PACKED, SAVED, find_builder
+from tasks.params.local_files import CSV, IN_GIT_LFS, PACKED, SAVED, find_builder
 from tasks.params.prompts import COLUMNS, CONTEXT
 from tasks.params.sources import DatasetParams
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
@@ -141,6 +141,8 @@ def _open(dataset: DatasetParams, commit: str | None, split: str, notes: dict[st
             what, own = find_builder(source)
             options |= {"data_files": files, "split": "train", **own}
     rows = datasets.load_dataset(what, streaming=True, **options)
+    if rows.info.builder_name == "csv" and dataset.kind == "path" and source.is_dir():
+        rows = datasets.load_dataset(what, streaming=True, **options, **CSV)
     if "data_files" not in options:
         notes["config"] = rows.info.config_name
     features = rows.features

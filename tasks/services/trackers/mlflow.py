@@ -75,21 +75,14 @@ def find_runs_page(uri: str, experiment: str) -> str:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
-    if (result := _find_experiment(client, experiment)) is None:
+    result = client.get_experiment_by_name(experiment)
+    if result is None or result.lifecycle_stage == "deleted":
         return "/"
     columns = ["tags.`state`", *(f"metrics.`{name}`" for name in HEADLINE), "attributes.`Description`"]
     widths = dict(zip(columns, (110, 130, 200, 420), strict=True))
     view = json.dumps({"selectedColumns": columns, "columnOrder": columns, "columnWidths": widths})
     client.set_experiment_tag(result.experiment_id, f"mlflow.sharedViewState.{_VIEW}", view)
     return f"/#/experiments/{result.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={_VIEW}"
-
-
-def _find_experiment(client: Any, name: str) -> Any:
-    """Return the experiment, or None; a deleted one, which takes no run and keeps its name, is restored."""
-    result = client.get_experiment_by_name(name)
-    if result is not None and result.lifecycle_stage == "deleted":
-        client.restore_experiment(result.experiment_id)
-    return result
 
 
 class _Run:
@@ -185,7 +178,12 @@ class _Runs:
         os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = (find_checkout() / "mlruns").as_uri()
         _close_to_others(uri)
         self._client = MlflowClient(tracking_uri=uri)
-        result = _find_experiment(self._client, comparison.experiment)
+        result = self._client.get_experiment_by_name(comparison.experiment)
+        if result is not None and result.lifecycle_stage == "deleted":
+            # It takes no run, and keeps its name. Restored, it has all runs again that anybody had deleted.
+            self._client.restore_experiment(result.experiment_id)
+            for run in self._client.search_runs([result.experiment_id]):
+                self._client.delete_run(run.info.run_id)
         self._experiment_id = result.experiment_id if result else self._client.create_experiment(comparison.experiment)
         self._read_runs()
 

@@ -26,7 +26,7 @@ def test_a_share_is_of_a_second_or_two_and_unknown_before(monkeypatch):
 
 
 @pytest.mark.parametrize(("path", "quota", "num_cpus", "share"), [
-    ("/a/b", "200000 100000", 2.0, 0.25), ("/gone", "200000 100000", 2.0, 0.25), ("/a/b", "max 100000", 64, 0.5),
+    ("/a/b", "200000 100000", 2.0, 0.25), ("/gone", "6300000 100000", 63.0, 31 / 63), ("/a/b", "max 100000", 64, 0.5),
 ])  # fmt: skip
 def test_in_a_container_with_a_part_of_the_cpus_others_are_those_in_it(
     path, quota, num_cpus, share, tmp_path, monkeypatch
@@ -44,7 +44,7 @@ def test_in_a_container_with_a_part_of_the_cpus_others_are_those_in_it(
     stat = tmp_path / "cpu.stat"
     stat.write_text("usage_usec 7000000\nuser_usec 0\n")
     use, now[0] = CpuUse(), 2.0
-    # One core and a half for two seconds, of which the rank had one.
+    # One core and a half for two seconds, of which the rank had one; 31.5 outside of it, where 62 or 1 are to spare.
     stat.write_text("usage_usec 10000000\nuser_usec 0\n")
     assert use.measure()["num_cpus"] == num_cpus
     assert compute_others_share([use.measure()]) == pytest.approx(share)
