@@ -91,7 +91,7 @@ _FOLLOWS: dict[str, Sequence[Question]] = {
     ),
     **dict.fromkeys((UNWRAPPED, "never_synchronised"), (exchange,)),
     NO_GRADIENT: (gradient_scale,),
-    **dict.fromkeys(same_ids.says, (same_rows,)),
+    **dict.fromkeys(("ids_renamed", "ids_cut"), (same_rows,)),
     "same_rows": (shuffled, same_rows),
     OWN_SPLIT: (same_rows,),
 }

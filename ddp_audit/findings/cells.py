@@ -170,14 +170,16 @@ def same_step(audit: Audit, cell: str) -> Finding | None:
     grown = len(ranks) / len(base_ranks) if audit.request.is_weak else 1.0
     targets, of_its = _count_targets(ranks), _count_targets(base_ranks)
     classes, its = (
-        median(micro.get("num_classes", 0) for rank in of_cell for _, micro in rank.micros())
+        median(
+            [micro["num_classes"] for rank in of_cell for _, micro in rank.micros() if micro.get("num_classes")] or [0]
+        )
         for of_cell in (ranks, base_ranks)
     )
     more = len(ranks) / len(base_ranks)
     if classes * more == its > classes:
         other.append(f"classes of the loss {classes:g}, as where they are rows of this rank, {audit.baseline} {its:g}")
     # Where rows are gathered from all ranks, each computes the whole loss.
-    is_whole = targets and of_its and classes == its * grown and abs(targets / of_its / more - 1) <= _APART
+    is_whole = targets and of_its and 0 < classes == its * grown and abs(targets / of_its / more - 1) <= _APART
     if targets and of_its and abs(targets - of_its) > _OTHER_TARGETS * of_its and not is_whole:
         other.append(f"targets per sample {targets:.1f}, {audit.baseline} {of_its:.1f}")
     text = "; ".join(other)

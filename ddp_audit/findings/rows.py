@@ -178,6 +178,7 @@ def _judge_rows(
 
     if max(shared) > limit(shown) and any(
         do_contents_differ(rows_of_ranks[0], other, device=device if max(shared) > most else "cpu")
+        or (max(shared) <= most and not _know_in_common(rows_of_ranks[0], other))
         for other in rows_of_ranks[1:]
     ):
         return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
@@ -225,7 +226,7 @@ _FEWEST_IDS = 8
 _FEWEST_ROWS = 20
 _FEWEST_CUT = 3
 _FEWEST_AGAIN = 8
-_MOST_UNLIKE = 0.5
+_MOST_UNLIKE, _FEW_OTHERS = 0.5, 0.05
 _FEWEST_PER_PLACE = 1.5
 """Classes at a place of a batch, on average: what is always the same there is the place itself, as of pairs."""
 
@@ -249,13 +250,14 @@ _FEWEST_PER_PLACE = 1.5
 )
 def same_ids(audit: Audit, cell: str) -> Finding | None:
     """Compare the first ids of rows that two processes were fed, those of the cell and of the baseline, and classes."""
-    if classes := _find_other_classes(audit, cell):
+    classes = _find_other_classes(audit, cell)
+    if classes is not None and classes.outcome == "failed":
         return classes
     base = audit.ranks(audit.baseline) if cell != audit.baseline else []
     others = [(f"{audit.baseline} rank {item.rank}", item) for item in base]
     mine = [(f"rank {item.rank}", item) for item in audit.ranks(cell)]
     if len(mine) + len(others) < 2 or has_no_integers(audit, cell):
-        return None
+        return classes
     num_rows, unclear = 0, False
     for at, (name, rank) in enumerate(mine):
         for other_name, other in [*others, *mine[:at]]:
@@ -278,6 +280,8 @@ def same_ids(audit: Audit, cell: str) -> Finding | None:
                 return fail(cell, "ids_renamed", text, rows_compared=len(common), **about)
             num_rows += len(common)
             unclear |= verdict == "other"
+    if classes is not None:
+        return classes
     if unclear:
         return make_unobservable(cell, "other_ids", "the same rows hold other ids, as where they are changed at random")
     if not num_rows:
@@ -325,11 +329,13 @@ def _find_other_classes(audit: Audit, cell: str) -> Finding | None:
     base, rows = dict(chain(*map(_list_classes, of_base))), _list_whole(of_base)
     numbered: dict[int, tuple[int, int]] = {}
     apart: list[tuple[RankRecord, float]] = []
+    is_right_on_another = False
     for rank in audit.ranks(cell):
         pairs = [(base[row], number) for row, number in dict(_list_classes(rank)).items() if row in base]
         renamed, num_other = dict(pairs), sum(its != number for its, number in pairs)
         if len(pairs) < _FEWEST_PAIRS:
             continue
+        is_right_on_another |= num_other <= _FEW_OTHERS * len(pairs)
         if num_other <= _MOST_UNLIKE * len(pairs):
             renamed = {its: its for its in renamed}
         elif len({*renamed.values()}) < len({*pairs}) or len(pairs) < _FEWEST_REPEATS * len(renamed):
@@ -353,10 +359,16 @@ def _find_other_classes(audit: Audit, cell: str) -> Finding | None:
         text = "{share:percent} of the rows that rank {rank} shares with {baseline} have another class there"
         about = {"rank": rank.rank, "share": share, "baseline": audit.baseline}
         is_same_data = len(_list_whole([rank]) & rows) >= _FEWEST_PAIRS
-        if num_again < _FEWEST_AGAIN or not is_same_data or len(apart) == len(audit.ranks(cell)):
+        if num_again < _FEWEST_AGAIN or not is_same_data or not is_right_on_another:
             return make_unobservable(cell, "other_classes", text, **about)
         return fail(cell, "classes_of_other_rows", text + ", though they hold the same, and keep it", **about)
     return None
+
+
+def _know_in_common(mine: list[tuple[str, str]], other: list[tuple[str, str]]) -> bool:
+    """Return whether both were fed a row, by its index, of which it is known what it held."""
+    its = {index for index, content in other if content}
+    return any(index in its for index, content in mine if content)
 
 
 def _list_whole(ranks: Ranks) -> set[tuple[str, str]]:

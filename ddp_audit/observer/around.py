@@ -90,7 +90,7 @@ class Surroundings:
 
     def match_loaded(self, parameters: list[torch.Tensor]) -> None:
         """Write how many parameters hold, before an optimizer's first step, what a file that was read holds."""
-        mine = digest_one_by_one(parameters)
+        mine = digest_one_by_one({id(item): item for item in parameters}.values()) if self._loaded else set()
         for path, digests in self._loaded.items():
             self._record.write("loaded", path=path, num_held=len(mine & digests), num_parameters=len(mine))
 

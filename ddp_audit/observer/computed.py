@@ -354,8 +354,9 @@ class Computing:
             kept, mask = target.detach().cpu(), micro.mask
             micro.num_targets = int((kept != given["ignore_index"]).sum())
             micro.num_classes = given["input"].shape[1:2].numel()
-            if kept.dim() == 1 and len(kept) == len(micro.ids or ()):
-                micro.classes = kept.tolist()
+            fed = next((item for item in reversed(self._steps.micros) if item.ids and not item.num_backwards), micro)
+            if kept.dim() == 1 and len(kept) == len(fed.ids or ()):
+                fed.classes = kept.tolist()
             if mask is not None and mask.dim() > 1 and mask.shape[1] > 1:
                 # Whole, without the first place, and shifted by one with a place to spare, as transformers does.
                 for cut in (mask, mask[:, 1:], torch.nn.functional.pad(mask, (0, 1), value=_IGNORED)[:, 1:]):

@@ -6,7 +6,7 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -181,7 +181,10 @@ def digest_one_by_one(tensors: Iterable[torch.Tensor], *dtypes: torch.dtype) -> 
 
     They may lie on several devices.
     """
-    few = [_pick(get_elements(tensor.detach())).cpu() for tensor in tensors if _is_large(tensor)]
+    large = islice(filter(_is_large, tensors), _MOST_TENSORS)
+    few = [_pick(get_elements(tensor.detach())).cpu() for tensor in large]
+    # Zeros and ones are those of many tensors.
+    few = [item for item in few if len(item.double().unique()) > 1]
     of_types = [few, *([item.to(dtype) for item in few] for dtype in dtypes)]
     return {digest for every in of_types for digest in digest_tensors(every)["digests"]}
 

@@ -311,7 +311,11 @@ class Steps:
 
     def _digest_buffers(self, parameters: list[torch.Tensor]) -> dict[str, str]:
         """Return name -> digest of what models save beside parameters, where these are: of numbers with a fraction."""
-        held = {name: buffer for model in list(self.models) for name, buffer in list_kept_buffers(model).items()}
+        held = {
+            f"{type(model).__name__}.{name}": buffer
+            for model in list(self.models)
+            for name, buffer in list_kept_buffers(model).items()
+        }
         known = {
             name: buffer for name, buffer in held.items()
             if buffer.is_floating_point() and not is_lazy(buffer)
@@ -350,15 +354,7 @@ def _join(waiting: list[Any]) -> Any:
     known = [item.is_synchronised for item in waiting if item.is_synchronised is not None]
     fed.is_synchronised, fed.num_losses = max(known, default=None), sum(item.num_losses for item in waiting)
     if fed is not last:
-        for name in (
-            "is_weighted",
-            "num_targets",
-            "reduction",
-            "loss_of_model",
-            "labels_are_mask",
-            "classes",
-            "num_classes",
-        ):
+        for name in ("is_weighted", "num_targets", "reduction", "loss_of_model", "labels_are_mask", "num_classes"):
             setattr(fed, name, getattr(last, name))
     return fed
 

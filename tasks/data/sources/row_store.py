@@ -232,7 +232,7 @@ def _make_identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]
         identity |= {"commit": commit, "split": dataset.split, "config": dataset.config}
     else:
         identity |= {"digest": digest_source(Path(dataset.location)), "config": dataset.config}
-        files = (own := Path(dataset.location), *own.rglob("*"))
-        if any({".csv", ".tsv"} & set(file.suffixes) for file in files):
+        sources = [own := Path(dataset.location), *own.rglob("*")]
+        if any({".csv", ".tsv"} & set(file.suffixes) for file in sources):
             identity["nulls"] = "empty fields"
     return identity
