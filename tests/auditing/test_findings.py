@@ -60,7 +60,10 @@ def slow_server():
 @pytest.fixture
 def folder(tmp_path):
     """A folder with a file to go on from, of numbers that 16 bits do not hold."""
-    torch.save(dict.fromkeys(("embedding.weight", "head.weight"), torch.full((100, 16), 0.3)), tmp_path / "saved.pt")
+    torch.save(
+        dict.fromkeys(("embedding.weight", "head.weight"), torch.linspace(0.1, 0.3, 1600).view(100, 16)),
+        tmp_path / "saved.pt",
+    )
     return tmp_path
 
 
