@@ -8,6 +8,7 @@ import json
 import os
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -37,8 +38,11 @@ SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 """What save_to_disk of `datasets` writes beside the rows, and beside the folders of splits."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MAX_CLASS_NAME = 100
+_END_BYTES = 2**20
+"""Of what follows the last file of a tar, read at once."""
 _WRITTEN = ("data", "reports", ".work")
-_IMAGE = re.compile(rf"(^|/)[^./][^/]*({'|'.join(map(re.escape, SUFFIXES))})$", re.IGNORECASE)
+_HIDDEN = re.compile(r"(^|/)\.(?!\./)")
+"""A file or folder that an editor, a notebook or a system has put there; `..` is none."""
 
 
 def check_paths(params: Any, base: Path) -> None:
@@ -192,14 +196,22 @@ class ImageFile:
         """The class: the folder that the image is directly in."""
         return PurePosixPath(self.name).parent.name
 
+    @property
+    def suffix(self) -> str:
+        """Of its name, in small letters."""
+        return PurePosixPath(self.name).suffix.lower()
 
-def list_image_files(source: Path) -> list[ImageFile]:
+
+def list_image_files(source: Path, *, left_out: Counter[str] | None = None) -> list[ImageFile]:
     """Return the images in the order of the rows: a function of their names alone.
+
+    Hidden files and folders are none. Files of other suffixes are not either, and counted by suffix in `left_out`.
 
     What stands above the class folders, such as train/ and val/, comes one after another by name. Within it images are
     in the order of their names' sha256, so that every range has images of all classes.
 
-    Raises ValueError if an image is in no class folder, there are fewer than two classes, or the tar is none.
+    Raises ValueError if an image is in no class folder, there are fewer than two classes, or the tar is none or not
+    whole; OSError if a folder cannot be read.
     """
     if source.is_file():
         results = list(_list_tar(source))
@@ -207,7 +219,10 @@ def list_image_files(source: Path) -> list[ImageFile]:
         sizes = {path.relative_to(source).as_posix(): path.stat().st_size for path in walk_files(source)}
         results = [ImageFile(name, size, None) for name, size in sizes.items()]
     # A name that stands twice in a tar is the later file, as it is when the tar is unpacked.
-    files = list({file.name: file for file in results if _IMAGE.search(file.name)}.values())
+    named = {file.name: file for file in results if not _HIDDEN.search(file.name)}
+    files = [file for file in named.values() if file.suffix in SUFFIXES]
+    if left_out is not None:
+        left_out.update(file.suffix for file in named.values() if file.suffix not in SUFFIXES)
     if not files:
         raise ValueError(f"no images in it; allowed: CLASS/NAME with one of {', '.join(SUFFIXES)}")
     for file in files:
@@ -237,14 +252,29 @@ def _list_tar(source: Path) -> Iterator[ImageFile]:
                 if member.isreg() and not member.issparse():
                     name = PurePosixPath(member.name).as_posix().lstrip("/")
                     yield ImageFile(name, member.size, member.offset_data)
+        # tarfile takes for the end what is no header: one that is cut or damaged, and the end of the first of several.
+        with source.open("rb") as file:
+            file.seek(archive.offset)
+            has_end = len(end := file.read(tarfile.BLOCKSIZE)) == tarfile.BLOCKSIZE
+            while end and not end.strip(b"\0"):
+                end = file.read(_END_BYTES)
+        if end or not has_end:
+            raise ValueError(f"cut, damaged or several in one at byte {archive.offset}")
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise ValueError(f"no readable tar ({error}); allowed: an uncompressed .tar") from None
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and those in it; links are followed, and no folder is entered twice."""
+    """Yield the files in a folder and those in it; links are followed, and no folder is entered twice.
+
+    Raises OSError if one of them cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
     entered = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for place, folders, names in os.walk(folder, followlinks=True, onerror=fail):
         real = os.path.realpath(place)
         if real in entered:
             folders.clear()

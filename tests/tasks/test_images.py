@@ -1,6 +1,8 @@
 """Images from a folder or a tar: their order, what becomes of bad ones, and what a slice of them holds."""
 
+import errno
 import json
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -69,6 +71,8 @@ def test_the_order_is_that_of_the_names_alone_with_all_classes_everywhere_and_tr
     write_image_folder(folder, num_per_class=40, above="train")
     (folder / "train" / "notes.txt").write_text("no image")
     (folder / "train" / "top" / "._001.png").write_text("what some systems leave in archives")
+    (folder / "train" / "top" / ".ipynb_checkpoints").mkdir()
+    shutil.copy(folder / "train" / "top" / "001.png", folder / "train" / "top" / ".ipynb_checkpoints" / "001.png")
     names = names_in(folder)
     assert len(names) == len(set(names)) == 180
     assert all(name.startswith("train/") for name in names[:120])
@@ -195,11 +199,52 @@ def test_too_many_bad_images_are_refused_and_the_first_is_named(tmp_path):
         downloaded("path:images", "0-17", "17-18")
 
 
+def test_files_of_other_suffixes_are_left_out_with_a_warning_that_counts_them(tmp_path, caplog):
+    folder = write_image_folder(tmp_path / "images", num_per_class=2)
+    (folder / "cats").mkdir()
+    for name in ("cats/0.tif", "cats/1.TIF", "notes.txt", "cats/.DS_Store"):
+        (folder / name).write_text("no image that is read")
+    (folder / "top" / "001.png").rename(folder / "top" / "001.PNG")
+    assert downloaded("path:images", "0-5", "5-6")["class_names"] == CLASS_NAMES
+    assert "left out: 3 files, 2 of '.tif', 1 of '.txt'; allowed: .jpg" in caplog.text
+
+
+def test_a_folder_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    folder = write_image_folder(tmp_path / "images", num_per_class=2)
+    scandir = os.scandir
+
+    def deny(place):
+        if Path(place).name == "right":
+            raise PermissionError(errno.EACCES, "Permission denied", place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", deny)
+    for read in (list_image_files, digest_source):
+        with pytest.raises(PermissionError, match="right"):
+            read(folder)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda tar, head: tar[:700], id="cut in a file"),
+        pytest.param(lambda tar, head: tar[:head], id="cut before a header"),
+        pytest.param(lambda tar, head: tar[: head + 200], id="cut in a header"),
+        pytest.param(lambda tar, head: tar[:head] + b"damaged" + tar[head + 7 :], id="damaged header"),
+        pytest.param(lambda tar, head: tar + tar, id="two in one"),
+    ],
+)
+def test_a_tar_that_is_not_whole_is_refused(damage, tmp_path):
+    tar = write_tar(tmp_path / "whole.tar", write_image_folder(tmp_path / "images", num_per_class=2))
+    with tarfile.open(tar) as archive:
+        head = archive.getmembers()[-2].offset
+    tar.write_bytes(damage(tar.read_bytes(), head))
+    with pytest.raises(ValueError, match=r"no readable tar \(.*\); allowed: an uncompressed \.tar"):
+        list_image_files(tar)
+
+
 def test_sources_that_are_none_are_refused(tmp_path):
     folder = write_image_folder(tmp_path / "images", num_per_class=2)
-    (tmp_path / "broken.tar").write_bytes(write_tar(tmp_path / "whole.tar", folder).read_bytes()[:700])
-    with pytest.raises(ValueError, match=r"no readable tar|no images"):
-        list_image_files(Path("broken.tar"))
     (folder / "stray.png").write_bytes(encoded(striped("top", 1)))
     with pytest.raises(ValueError, match=r"'stray\.png' is in no class folder"):
         list_image_files(folder)

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.metadata
 import io
+import logging
 import os
 import struct
 from collections import Counter
@@ -19,12 +20,14 @@ from PIL import Image, ImageOps
 
 from tasks.data.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, list_class_names, read_columns
 from tasks.data.sources.row_store import RepeatedRows, StoredRows, keep_rows
-from tasks.params.local_files import ImageFile, digest_source, list_image_files
+from tasks.params.local_files import SUFFIXES, ImageFile, digest_source, list_image_files
 from tasks.params.sources import DatasetParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.progress import show_progress
 from tasks.records.manifests import ROWS
 from tasks.store.kept import fill_folder
+
+_log = logging.getLogger(__name__)
 
 MAX_PIXELS = 2**26
 """Of an image: with more it is not decoded. Photographs have a third of that."""
@@ -37,11 +40,12 @@ _DEEP = ";16B"
 _DAMAGE = (OSError, ValueError, SyntaxError, EOFError, struct.error, ArithmeticError, LookupError, TypeError)
 """Whatever a decoder makes of bytes that are not what they claim to be."""
 _BRIGHTEST = 16
+_NAMED_SUFFIXES = 5
 
 STORE = Path(".work/download/images")
 _DIGITS = Path(".work/download/digits")
-_FORMAT = 2
-"""Counts up when images are judged or resized otherwise than before, or the file's layout changes."""
+_FORMAT = 3
+"""Counts up when images are listed, judged or resized otherwise than before, or the file's layout changes."""
 _BATCH_BYTES = 64 * 2**20
 _SCHEMA = pa.schema(
     [
@@ -106,10 +110,17 @@ def collect_image_facts(stored: StoredRows, num_rows: int, *, repeated: Repeated
 def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
     """Write every image of the source to `target`; return `num_rows` and `class_names`."""
     place = dataset.place
+    left_out: Counter[str] = Counter()
     try:
-        files = list_image_files(source)
+        files = list_image_files(source, left_out=left_out)
     except ValueError as error:
         raise DataError(f"{place}: {error}") from None
+    if left_out:
+        suffixes = ", ".join(f"{count} of {suffix!r}" for suffix, count in left_out.most_common(_NAMED_SUFFIXES))
+        _log.warning(
+            "%s: no images by their names, left out: %d files, %s; allowed: %s",
+            place, left_out.total(), suffixes, ", ".join(SUFFIXES),
+        )  # fmt: skip
     size = dataset.image_size
     assert size is not None, "the schema asks for the size of images"
     results: Counter[str] = Counter()
