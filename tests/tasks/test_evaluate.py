@@ -155,8 +155,11 @@ def test_a_second_run_evaluates_nothing_and_what_is_reused_belongs_to_the_weight
     assert models["2proc"]["loss"] == models["1proc"]["loss"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "not trained", pytest.param("other shape", marks=pytest.mark.slow)])
-def test_a_missing_or_broken_checkpoint_ends_in_one_line_with_exit_code_3(comparison, tmp_path, damage, warm):
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [("cut", 3), ("not trained", 3), ("not finite", 5), pytest.param("other shape", 3, marks=pytest.mark.slow)],
+)
+def test_a_checkpoint_that_is_of_no_use_ends_in_one_line_that_names_its_cell(comparison, tmp_path, damage, code, warm):
     folder = _copy(comparison, tmp_path / "project")
     run = folder / "data" / "runs" / "2proc"
     checkpoint = next(run.rglob("*.pt"))
@@ -164,11 +167,17 @@ def test_a_missing_or_broken_checkpoint_ends_in_one_line_with_exit_code_3(compar
         checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
     elif damage == "not trained":
         shutil.rmtree(run)
+    elif damage == "not finite":
+        shutil.rmtree(run)
+        weights = _model(folder / "other-2").state_dict()
+        _write_run(run, {name: values * math.nan for name, values in weights.items()})
     else:
         shutil.rmtree(run)
         _write_run(run, {"lm_head.weight": torch.zeros(2, 2)})
     done = _run_stage(folder, warm / "python")
-    assert done.returncode == 3, done.stderr
+    assert done.returncode == code, done.stderr
     assert "2proc" in done.stderr.splitlines()[-1]
+    # A search reads there which of its trials is out.
+    assert damage != "not finite" or done.stderr.splitlines()[-1].startswith("evaluate: 2proc: ")
     assert "Traceback" not in done.stderr
     assert not (folder / "data" / "evaluation").exists()
