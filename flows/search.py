@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from tasks.params import MAX_CELLS, Params, load_params
 from tasks.params.choices import read_unit
 from tasks.params.editing import make_patch, make_train_changes
 from tasks.params.strict_yaml import read_strict_yaml
-from tasks.process.failure import ConfigurationError, DataError, DivergedError, exit_with_one_line
+from tasks.process.failure import ConfigurationError, DataError, DivergedError, ExitCode, exit_with_one_line
 from tasks.process.lock import lock_machine, lock_workspace
 from tasks.process.logs import configure_logging
 from tasks.process.stopping import STARTER
@@ -76,6 +77,8 @@ class Search:
         self.slots = open_slots(params.ray.address, at_once=self.asked.at_once)
         self.losses: dict[int, dict[int, float]] = {}
         """Epochs of a rung -> number of a trial -> held-out loss after them."""
+        self.problems: dict[str, str] = {}
+        """Name of whatever diverged -> why, as it said."""
         self.base_loss = math.nan
         self.runs: dict[str, Path] = {}
         """Name of whatever was trained -> folder of its longest run."""
@@ -88,18 +91,28 @@ class Search:
         return Trial.plan(name, configuration, changes, cell=cell or self.cell, given=self.raw)
 
     def climb(self) -> None:
-        """Train and compare rung by rung."""
-        going = list(range(len(self.trials)))
-        for epochs in self.asked.rungs:
-            losses = self.train([self.trials[index] for index in going], epochs)
-            if not losses:
-                raise DivergedError(f"all trials diverged by epoch {epochs}; allowed: a lower search.learning_rate")
+        """Train and compare rung by rung; if all of one diverge, the next of the rung before go on."""
+        going, rungs, level = list(range(len(self.trials))), self.asked.rungs, 0
+        while level < len(rungs):
+            losses = self.train([self.trials[index] for index in going], rungs[level])
             named = ((index, self.trials[index].name) for index in going)
-            self.losses[epochs] = of_rung = {index: losses[name] for index, name in named if name in losses}
+            of_rung = {index: losses[name] for index, name in named if name in losses}
+            self.losses.setdefault(rungs[level], {}).update(of_rung)
             ranked = ", ".join(f"{self.trials[index].name} {of_rung[index]:.4f}" for index in rank(of_rung))
-            _log.info("held-out loss after epoch %d: %s", epochs, ranked)
+            _log.info("held-out loss after epoch %d: %s", rungs[level], ranked or "none is finite")
             self.track()
-            going = choose_promoted(of_rung, eta=self.asked.eta)
+            while not (left := self._list_left(rungs[level])):
+                if level == 0:
+                    raise DivergedError(
+                        f"all trials diverged by epoch {max(self.losses)}; allowed: a lower search.learning_rate"
+                    )
+                level -= 1
+            going, level = choose_promoted(left, eta=self.asked.eta), level + 1
+
+    def _list_left(self, epochs: int) -> dict[int, float]:
+        """Return the losses after a rung of those that have not diverged since."""
+        losses = self.losses[epochs]
+        return {index: losses[index] for index in losses if self.trials[index].name not in self.problems}
 
     @property
     def best(self) -> int:
@@ -109,7 +122,7 @@ class Search:
     def find_runner_up(self) -> tuple[int | None, int]:
         """Return who came next where the best was last compared with any, None if nobody, and after which epochs."""
         for epochs in reversed(self.asked.rungs):
-            for index in rank(self.losses[epochs]):
+            for index in rank(self._list_left(epochs)):
                 if index != self.best:
                     return index, epochs
         return None, self.asked.rungs[-1]
@@ -117,15 +130,16 @@ class Search:
     def train(self, trials: list[Trial], epochs: int) -> dict[str, float]:
         """Have the trials trained so far; return name -> held-out loss of those that did not diverge."""
         run_trials(trials, epochs, slots=self.slots, devices=self.devices)
-        whole = [trial for trial in trials if not trial.has_diverged(epochs)]
+        self.problems |= {trial.name: problem for trial in trials if (problem := trial.read_problem(epochs))}
+        whole = [trial for trial in trials if trial.name not in self.problems]
         require_comparable(whole, epochs, span=self.asked.rungs[-1])
-        losses = self._evaluate(whole, epochs) if whole else {}
-        self.runs |= {trial.name: trial.locate_run(epochs) for trial in whole}
+        losses = self._evaluate(whole, epochs)
+        self.runs |= {trial.name: trial.locate_run(epochs) for trial in whole if trial.name in losses}
         self.heldout |= losses
         return losses
 
     def _evaluate(self, trials: Sequence[Trial], epochs: int) -> dict[str, float]:
-        """Return name -> loss on the held-out rows, by the stage `evaluate`, which keeps it."""
+        """Return name -> loss on the held-out rows where it is finite, by the stage `evaluate`, which keeps it."""
         losses: dict[str, float] = {}
         for start in range(0, len(trials), MAX_CELLS):
             losses |= self._evaluate_group(trials[start : start + MAX_CELLS], epochs)
@@ -139,7 +153,17 @@ class Search:
         own = find_path("evaluate", "runs")
         options = write_inputs(_EVALUATING, raw, find_path("evaluate", "inputs"), without=str(own))
         options |= {"runs": _EVALUATING / "runs", "evaluation": _EVALUATING / "found"}
-        _run_stages("evaluate", command=read_command("evaluate", others=options))
+        try:
+            _run_stages("evaluate", command=read_command("evaluate", others=options))
+        except StageFailed as failure:
+            # It names the model first: "evaluate: trial-1: loss on ...".
+            whose = re.sub(r"evaluate: ([\w-]+).*", r"\1", str(failure))
+            others = [trial for trial in trials if trial.name != whose]
+            if failure.exit_code != ExitCode.DIVERGED or len(others) == len(trials):
+                raise
+            _log.warning("%s: out of the search: %s", whose, failure)
+            self.problems[whose] = str(failure)
+            return self._evaluate(others, epochs)
         models = EvaluationFile.read(_EVALUATING / "found").models
         self.base_loss = models["base"].loss
         return {trial.name: models[trial.name].loss for trial in trials}
@@ -170,8 +194,8 @@ class Search:
             return f"{cell} cannot split the best batch, {batch}, on this machine"
         trial = self._plan(f"trial-{self.best}-{cell}", self.best, cell=cell)
         run_trials([trial], 1, slots=self.slots[:1], devices=self.devices)
-        if trial.problem:
-            return trial.problem
+        if problem := trial.read_problem(1):
+            return problem
         self.runs[trial.name] = trial.locate_run(1)
         return SpreadRecord(cell=cell, world_size=spread.world_size, epoch=_list_epochs(trial, 1)[0])
 
@@ -185,9 +209,8 @@ class Search:
         for index, trial in enumerate(self.trials):
             losses = {epochs: of_rung[index] for epochs, of_rung in self.losses.items() if index in of_rung}
             epochs = _list_epochs(trial, max(losses)) if losses else []
-            record = TrialRecord(
-                name=trial.name, drawn=trial.configuration, losses=losses, epochs=epochs, problem=trial.problem
-            )
+            drawn, problem = trial.configuration, self.problems.get(trial.name)
+            record = TrialRecord(name=trial.name, drawn=drawn, losses=losses, epochs=epochs, problem=problem)
             trials.append(record)
         return SearchFile(
             name=self.params.name,

@@ -233,15 +233,10 @@ class Trial:
         """What its processes have said."""
         return self.folder / "trial.log"
 
-    @property
-    def problem(self) -> str | None:
-        """Why it diverged, as it said; None if it has not."""
-        files = sorted(self.folder.glob(_DIVERGED.format("*")))
-        return files[0].read_text(encoding="utf-8") if files else None
-
-    def has_diverged(self, epochs: int) -> bool:
-        """Return whether it diverged on the way to a rung of so many epochs."""
-        return (self.folder / _DIVERGED.format(epochs)).exists()
+    def read_problem(self, epochs: int) -> str | None:
+        """Return why it diverged on the way to a rung of so many epochs, as it said; None if it has not."""
+        file = self.folder / _DIVERGED.format(epochs)
+        return file.read_text(encoding="utf-8") if file.exists() else None
 
     def locate_run(self, epochs: int) -> Path:
         """Return the folder of its run up to so many epochs."""
@@ -284,7 +279,7 @@ class Trial:
         """Note how its process ended; raises the StageError that it ended with, but for one that diverged."""
         if code == ExitCode.DIVERGED:
             (self.folder / _DIVERGED.format(epochs)).write_text(self.read_last_line(), encoding="utf-8")
-            _log.warning("%s: out of the search: %s", self.name, self.problem)
+            _log.warning("%s: out of the search: %s", self.name, self.read_problem(epochs))
         elif code != ExitCode.OK:
             raise StageFailed(f"{self.name}: {self.read_last_line()} (its log: {self.log})", code)
 
@@ -300,7 +295,7 @@ def run_trials(trials: Sequence[Trial], epochs: int, *, slots: Sequence[TrialSlo
     `devices`: the GPUs of a machine, which are dealt out by turns. Trials that still run when this is left are asked
     to save, and end.
     """
-    waiting = [trial for trial in trials if not (trial.has_diverged(epochs) or trial.is_finished(epochs))]
+    waiting = [trial for trial in trials if not (trial.read_problem(epochs) or trial.is_finished(epochs))]
     _log.info("to epoch %d: %d of %d trials are there already", epochs, len(trials) - len(waiting), len(trials))
     running: dict[int, Trial] = {}
     next_line = time.monotonic() + _SECONDS_BETWEEN_LINES

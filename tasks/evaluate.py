@@ -54,7 +54,7 @@ class ModelToEvaluate:
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """What messages call it; the name comes first."""
         return self.name if self.segment is None else f"{self.name} after {self.segment[0]} epoch {self.segment[1]}"
 
 
