@@ -147,7 +147,7 @@ class Fault:
     """
 
     kind: str
-    """One of those, or a status: 429, 500, 503."""
+    """One of those, or a status: 400, 403, 429, 500, 503."""
     pattern: str
     times: int
     seconds: int = 0
@@ -234,7 +234,7 @@ class HubServer:
             self.is_closing.wait()
         if kind in ("drop", "stall"):
             raise ConnectionResetError
-        if kind in ("500", "503", "429", "wait"):
+        if kind in ("400", "403", "500", "503", "429", "wait"):
             seconds = 0 if fault is None else fault.seconds
             answer = _as_json({"error": "injected"}, 429 if kind == "wait" else int(kind))
             answer.headers["Retry-After"] = str(seconds)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
+from ddp_audit.process.redaction import redact_line
 from tasks.process.failure import ResourceError, StageError
 from training.process.heartbeat import call_every
 
@@ -31,6 +32,9 @@ _MOST_SECONDS_TO_WAIT = 90.0
 _SECONDS_BETWEEN_WORDS = 10.0
 """Of a transfer that takes long."""
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_REFUSED_STATUS = frozenset({400, 413, 422})
+"""The same request is refused whenever it comes."""
+_MOST_CHARACTERS_OF_REASON = 200
 
 
 def has_token() -> bool:
@@ -60,8 +64,9 @@ def translate_error(error: Exception, place: str) -> Exception:
         )
     if is_caused_by(error, json.JSONDecodeError, FileMetadataError):
         return ResourceError(f"{place}: what answers is not the Hub ({name_error(error)}); check network and proxy")
-    if find_status_code(error) is not None:
-        return ResourceError(f"{place}: the Hub answered {name_error(error)}; run again later")
+    if (status := find_status_code(error)) is not None:
+        remedy = "change what it refuses" if status in _REFUSED_STATUS else "run again later"
+        return ResourceError(f"{place}: the Hub answered {quote_answer(error)}; {remedy}")
     return error
 
 
@@ -159,6 +164,12 @@ def name_error(error: BaseException) -> str:
     """Return `HTTP 503` or the class of the first cause: never its text, which may hold a signed address."""
     status = find_status_code(error)
     return f"HTTP {status}" if status is not None else type(list(_walk_causes(error))[-1]).__name__
+
+
+def quote_answer(error: BaseException) -> str:
+    """Return `HTTP 403: ` and the server's own reason where it gives one, without secrets and in one short line."""
+    reasons = [str(said) for cause in _walk_causes(error) if (said := getattr(cause, "server_message", None))]
+    return ": ".join([name_error(error), *(redact_line(said)[:_MOST_CHARACTERS_OF_REASON] for said in reasons[:1])])
 
 
 def find_status_code(error: BaseException) -> int | None:

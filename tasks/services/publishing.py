@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.process.failure import ConfigurationError, DataError, ResourceError
 from tasks.records.run import PublicationManifest
-from tasks.services.hub_calls import call_hub, find_status_code, log_while_running, translate_error
+from tasks.services.hub_calls import call_hub, find_status_code, log_while_running, quote_answer, translate_error
 from training.process.files import digest_file
 
 if TYPE_CHECKING:  # importing the library takes half a second, which most stages need not spend
@@ -80,8 +80,9 @@ def publish(folder: Path, repo_id: str, *, is_private: bool, message: str, branc
         status = find_status_code(error)
         if status in (401, 403, 404):
             raise ConfigurationError(
-                f"upload.repo_id: the Hub refused to write to {repo_id} (HTTP {status}); use a token with write access "
-                "to it (https://huggingface.co/settings/tokens) in HF_TOKEN, or another upload.repo_id"
+                f"upload.repo_id: the Hub refused to write to {repo_id} ({quote_answer(error)}); see to that, or use a "
+                "token with write access to it (https://huggingface.co/settings/tokens) in HF_TOKEN, or another "
+                "upload.repo_id"
             ) from None
         raise translate_error(error, f"upload pending: {repo_id}") from None
 

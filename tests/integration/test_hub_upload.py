@@ -212,11 +212,20 @@ def test_hub_down_or_silent_ends_with_upload_pending_and_exit_code_4_in_bounded_
     assert publisher.hub.count("POST /api/repos/create") == 4
 
 
-def test_a_token_that_may_not_write_ends_with_exit_code_2_in_one_line(publisher):
+@pytest.mark.parametrize(
+    ("token", "faults", "code", "said"),
+    [
+        ("hf_otherOtherOtherOtherOtherOther02", [], 2, "HTTP 401: Invalid credentials in Authorization header"),
+        (TOKEN, [("403", COMMIT)], 2, "HTTP 403: injected"),
+        (TOKEN, [("400", COMMIT)], 4, "HTTP 400: injected; change"),
+    ],
+)
+def test_what_the_hub_refuses_ends_in_one_line_with_its_own_reason(token, faults, code, said, publisher):
     publisher.write(FILES)
-    ended = publisher.run(token="hf_otherOtherOtherOtherOtherOther02")
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1].startswith("upload: upload.repo_id: the Hub refused to write to owner/tiny")
+    for kind, pattern in faults:
+        publisher.hub.fail(kind, pattern)
+    ended = publisher.run(token=token)
+    assert (ended.returncode, said in ended.stderr.splitlines()[-1]) == (code, True), ended.stderr
     assert "hf_other" not in ended.stderr
 
 
