@@ -68,7 +68,7 @@ class UploadParams(Section):
     repo_id: str | None = None
     """OWNER/NAME of the model repository; null: stage the files in reports/hub/ and publish nothing."""
     private: bool = True
-    """Whether a repository that has to be created is private."""
+    """Whether a repository that has to be created is private; true: nothing is sent to a public one."""
     checkpoints: Annotated[str | list[str], BeforeValidator(_check_checkpoints)] = "last"
     """Which checkpoints go with the final weights: `last`, `all`, or names such as [qwen2_0.5B_0-5000-epoch-1.pt]."""
     cell: str | None = None

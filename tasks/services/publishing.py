@@ -39,8 +39,8 @@ def publish(folder: Path, repo_id: str, *, is_private: bool, message: str, branc
     In one commit at most. A branch that is not there begins where `main` stands.
     Only what differs is sent: a second call sends nothing, a call after an interruption what is missing. Files of
     an earlier manifest that are in this one no more are removed; others in the repository are left alone. Ends only
-    when the hashes on the Hub equal the manifest's. Raises ConfigurationError if the token may not do this,
-    ResourceError ("upload pending") if the Hub cannot be reached.
+    when the hashes on the Hub equal the manifest's. Raises ConfigurationError if the token may not do this, or
+    a repository that is to be private is public, ResourceError ("upload pending") if the Hub cannot be reached.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
@@ -51,6 +51,12 @@ def publish(folder: Path, repo_id: str, *, is_private: bool, message: str, branc
     def send() -> Publication:
         api = HfApi()
         name = api.create_repo(repo_id, private=is_private, exist_ok=True).repo_id
+        # One that was there is left as it is.
+        if is_private and api.repo_info(name).private is False:
+            raise ConfigurationError(
+                f"upload.private: true, but {name} is public; nothing was sent: make it private on its page, or set "
+                "upload.private: false"
+            )
         if branch != MAIN_BRANCH:
             api.create_branch(name, branch=branch, exist_ok=True)
         head, remote = _list_remote_files(api, name, branch)

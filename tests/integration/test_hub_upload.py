@@ -229,6 +229,16 @@ def test_what_the_hub_refuses_ends_in_one_line_with_its_own_reason(token, faults
     assert "hf_other" not in ended.stderr
 
 
+def test_nothing_is_sent_to_a_public_repository_unless_params_say_so(publisher):
+    publisher.write(FILES)
+    publisher.hub.add_repo("model", "owner/tiny")
+    ended = publisher.run()
+    assert (ended.returncode, publisher.hub.count("PUT|commit/|preupload|branch/")) == (2, 0), ended.stderr
+    assert "upload.private: false" in ended.stderr.splitlines()[-1]
+    assert publisher.run(PUBLISH.replace("is_private=True", "is_private=False")).stdout.startswith("5 ")
+    publisher.requires_equal()
+
+
 def _sha256(content):
     return hashlib.sha256(content).hexdigest()
 
