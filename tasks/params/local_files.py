@@ -54,7 +54,7 @@ def check_paths(params: Any, base: Path) -> None:
             if (base / source.location).resolve().is_relative_to((base / folder).resolve()):
                 raise ValueError(
                     f"{key}: {source.location} is in {folder}/, where stages write and delete what they do not know; "
-                    "move it to a folder of yours"
+                    "allowed: a folder of yours, move it there"
                 )
     if model.kind == "path" and not (base / model.location / "config.json").is_file():
         is_weights = Path(model.location).suffix in _WEIGHTS and dataset.holds_images

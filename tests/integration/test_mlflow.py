@@ -43,8 +43,9 @@ def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place):
     store = place.folder / "mlflow.db"
     store.chmod(0o644)
     client = MlflowClient(tracking_uri=f"sqlite:///{store}")
-    # Somebody had deleted it.
-    client.delete_experiment(client.create_experiment("ddp-compare"))
+    place.report(speedup=1.5)
+    # Somebody deletes it.
+    client.delete_experiment(client.get_experiment_by_name("ddp-compare").experiment_id)
     place.report(speedup=1.5)
     assert stat.S_IMODE(store.stat().st_mode) == 0o600
     experiment = client.get_experiment_by_name("ddp-compare")
