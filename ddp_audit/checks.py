@@ -8,6 +8,7 @@ from ddp_audit.findings import CLASSES, HYGIENE, WRONG, Question, make_unobserva
 from ddp_audit.findings.cells import global_batch, launches_alike, plausible_speed, same_step
 from ddp_audit.findings.gradients import clipping, exchange, gradient_scale, labels, loss_weights, own_gradient
 from ddp_audit.findings.hygiene import clock, data_wait, one_file, one_model, own_device, plain_baseline
+from ddp_audit.findings.ids import same_ids
 from ddp_audit.findings.parameters import (
     NO_GRADIENT,
     NO_GROUP,
@@ -21,7 +22,7 @@ from ddp_audit.findings.parameters import (
     same_start,
     start_weights,
 )
-from ddp_audit.findings.rows import OWN_SPLIT, epochs, rows_of_its_own, same_ids, same_rows, shuffled
+from ddp_audit.findings.rows import OWN_SPLIT, epochs, rows_of_its_own, same_rows, shuffled
 from ddp_audit.process.findings import Finding, Outcome
 from ddp_audit.process.wording import explain
 from ddp_audit.records import Audit

@@ -30,7 +30,7 @@ class _Runner(Runner):
 async def _serve() -> None:
     runner = _Runner(name="ddp-compare", limit=1, pause_on_shutdown=False)
     for entry in YAML(typ="safe", pure=True).load(Path("prefect.yaml"))["deployments"]:
-        limit = entry.get("concurrency_limit", 1)
+        limit = entry.get("concurrency_limit") or 1
         limit = limit if isinstance(limit, dict) else {"limit": limit, "collision_strategy": "ENQUEUE"}
         await runner.aadd_flow(
             ddp_compare,

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
-from operator import gt, itemgetter, lt
+from operator import gt, itemgetter
 from typing import Any
 
 from ddp_audit.findings import (
@@ -17,7 +17,6 @@ from ddp_audit.findings import (
     do_contents_differ,
     fail,
     find_uneven_pass,
-    has_no_integers,
     list_first_pass,
     list_later_passes,
     list_passes,
@@ -82,7 +81,7 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
         "num_there": 0 if is_split else min((line["num_rows"] or 0 for line in loaders), default=0),
     }
     for where, of_ranks in passes.items():
-        rows_of_ranks = [_collect_rows(steps, by_content=is_split) for steps in of_ranks]
+        rows_of_ranks = [collect_rows(steps, by_content=is_split) for steps in of_ranks]
         if not all(rows_of_ranks) and results:
             continue
         if not all(rows_of_ranks):
@@ -92,9 +91,9 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
         results.append(_judge_rows(cell, rows_of_ranks, last, where=where, **about))
         if len(results) == 1 and results[0].outcome == "passed" and not any(map(itemgetter(0), rows_of_ranks[0])):
             every = [step for rank in audit.ranks(audit.baseline) for step in rank.steps]
-            base = {content for _, content in _collect_rows(every, by_content=True)}
+            base = {content for _, content in collect_rows(every, by_content=True)}
             # Ids are what they are; numbers with a fraction that the baseline is not fed may be noise.
-            are_ids = not is_split and all(map(_list_contents, ranks))
+            are_ids = not is_split and all(map(list_contents, ranks))
             if not are_ids and not all(_have_common({row[1] for row in rows}, base) for rows in rows_of_ranks):
                 return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
         if results[-1].outcome == "failed" or results[0].outcome != "passed":
@@ -118,10 +117,10 @@ def _is_split(audit: Audit, cell: str) -> bool:
 
 def _have_common(mine: set[str], base: set[str]) -> bool:
     """Return whether rows that are known by what they hold are known at all: what changes at random never agrees."""
-    return len(mine & base) > _MOST_UNLIKE * min(len(mine), len(base))
+    return len(mine & base) > MOST_UNLIKE * min(len(mine), len(base))
 
 
-def _collect_rows(steps: list[Fields], *, by_content: bool) -> list[tuple[str, str]]:
+def collect_rows(steps: list[Fields], *, by_content: bool) -> list[tuple[str, str]]:
     """Return the rows of all steps, as list_rows does, or without an index; none where those of one are not known."""
     fed = {
         step.get("optimizer_number", 0) for step in steps
@@ -217,202 +216,19 @@ def _share(of_ranks: list[list[str]]) -> list[float]:
     return [len(first & rows) / min(len(first), len(rows)) for rows in others]
 
 
-_FEWEST_PAIRS = 20
-_MOST_EQUAL = 0.3
-_MOST_TARGETS = 2.0
-"""Pairs per id: a hash gives some texts the same id in one process and not in another."""
-_FEWEST_REPEATS = 2.0
-_FEWEST_IDS = 8
-_FEWEST_ROWS = 20
-_FEWEST_CUT = 3
-_FEWEST_AGAIN = 8
-_MOST_UNLIKE, _FEW_OTHERS = 0.5, 0.05
-_FEWEST_PER_PLACE = 1.5
-"""Classes at a place of a batch, on average: what is always the same there is the place itself, as of pairs."""
-
-
-@question(
-    "Same ids for the same text",
-    "Does a row of the data become the same token ids, with the same class, on every rank, and in every cell?",
-    WRONG,
-    {
-        "ids_renamed": "Each process has a vocabulary of its own: id {id} on {process} is {other_id} on "
-        "{other_process}",
-        "ids_cut": "Ranks read unlike texts: {process} has at most {most} ids of a row, {other_process} {other_most}",
-        "classes_renamed": "Each rank numbers the classes itself: class {class} of {baseline} is {number} on rank "
-        "{rank} and {other_number} on rank {other_rank}",
-        "classes_of_other_rows": "Rank {rank} learns classes that are not those of its rows: {share:percent} are other "
-        "ones than in {baseline}",
-    },
-    "tokenise alike in every process; build the vocabulary, or the numbers of classes, once and save it, sort names "
-    "before you number them, or use a digest such as zlib.crc32: Python's own hash() of a text, and so the order of a "
-    "set, is another one in every process, unless PYTHONHASHSEED is set",
-)
-def same_ids(audit: Audit, cell: str) -> Finding | None:
-    """Compare the first ids of rows that two processes were fed, those of the cell and of the baseline, and classes."""
-    classes = _find_other_classes(audit, cell)
-    if classes is not None and classes.outcome == "failed":
-        return classes
-    base = audit.ranks(audit.baseline) if cell != audit.baseline else []
-    others = [(f"{audit.baseline} rank {item.rank}", item) for item in base]
-    mine = [(f"rank {item.rank}", item) for item in audit.ranks(cell)]
-    if len(mine) + len(others) < 2 or has_no_integers(audit, cell):
-        return classes
-    num_rows, unclear = 0, False
-    for at, (name, rank) in enumerate(mine):
-        for other_name, other in [*others, *mine[:at]]:
-            if cut := _find_cut(cell, (name, _collect(rank, "lengths")), (other_name, _collect(other, "lengths"))):
-                return cut
-            heads, its = _collect(rank, "heads"), _collect(other, "heads")
-            common = [key for key in heads if key in its]
-            # The ids that stand at the same place of the same row.
-            pairs = [pair for key in common for pair in zip(heads[key], its[key], strict=False) if pair != (0, 0)]
-            if len(pairs) < _FEWEST_PAIRS:
-                continue
-            verdict = _judge_ids(pairs)
-            if verdict == "renamed":
-                entry, another = next(pair for pair in pairs if pair[0] != pair[1])
-                text = (
-                    "what is id {id} on {process} is id {other_id} on {other_process}, and so throughout, in "
-                    "{rows_compared:plural row} that both were fed: each has a vocabulary of its own"
-                ) + "; hashes of texts are salted in this process" * bool((rank.start or {}).get("is_hash_salted"))
-                about = {"id": entry, "process": name, "other_id": another, "other_process": other_name}
-                return fail(cell, "ids_renamed", text, rows_compared=len(common), **about)
-            num_rows += len(common)
-            unclear |= verdict == "other"
-    if classes is not None:
-        return classes
-    if unclear:
-        return make_unobservable(cell, "other_ids", "the same rows hold other ids, as where they are changed at random")
-    if not num_rows:
-        # Rows that are known by their content alone, and hold what a row of the baseline holds.
-        of_base, *of_ranks = (
-            set().union(*map(_list_contents, ranks)) for ranks in (base, *([rank] for rank in audit.ranks(cell)))
-        )
-        same = [len(rows & of_base) for rows in of_ranks]
-        least = [max(_FEWEST_ROWS, (1 - _MOST_UNLIKE) * len(rows)) for rows in of_ranks]
-        if any(map(lt, same, least)):
-            text = "no row of token ids with a known index was seen by two processes"
-            return make_unobservable(cell, "no_row_seen_twice", text)
-        num_rows = sum(same)
-    return succeed(
-        cell, "{rows_compared:plural row} that two processes were fed hold the same ids", rows_compared=num_rows
-    )
-
-
-def _list_contents(rank: RankRecord) -> set[str]:
-    """Return the contents of rows that are made of ids alone: those of other ones say nothing of ids beside them."""
-    known = [micro.get("rows") or [] for _, micro in rank.micros() if micro.get("has_rows_of_ids")]
-    return {content for rows in known for content in rows if content}
-
-
-def _collect(rank: RankRecord, name: str) -> dict[str, Any]:
-    """Return row -> what a field of the micro-batches holds of it: `heads`, its first ids, or `lengths`."""
-    return dict(reversed(_list_known([micro for _, micro in rank.micros()], name)))
-
-
-def _list_known(micros: list[Fields], name: str) -> list[tuple[str, Any]]:
-    """Return (row, what a field holds of it) whenever a row with an index was fed."""
-    return [
-        (f"{micro.get('loader')}#{index}", value) for micro in micros
-        for index, value in zip(micro.get("ids") or [], micro.get(name) or [], strict=False)
-    ]  # fmt: skip
-
-
-def _find_other_classes(audit: Audit, cell: str) -> Finding | None:
-    """Return what is found of ranks whose rows have classes unlike each other's; None where it is nothing.
-
-    Each has rows of its own: the baseline says which of them are of one class. Numbers that all ranks give it alike are
-    as good as the baseline's.
-    """
-    of_base = audit.ranks(audit.baseline)
-    base, rows = dict(chain(*map(_list_classes, of_base))), _list_whole(of_base)
-    numbered: dict[int, tuple[int, int]] = {}
-    apart: list[tuple[RankRecord, float]] = []
-    is_right_on_another = False
-    for rank in audit.ranks(cell):
-        pairs = [(base[row], number) for row, number in dict(_list_classes(rank)).items() if row in base]
-        renamed, num_other = dict(pairs), sum(its != number for its, number in pairs)
-        if len(pairs) < _FEWEST_PAIRS:
-            continue
-        is_right_on_another |= num_other <= _FEW_OTHERS * len(pairs)
-        if num_other <= _MOST_UNLIKE * len(pairs):
-            renamed = {its: its for its in renamed}
-        elif len({*renamed.values()}) < len({*pairs}) or len(pairs) < _FEWEST_REPEATS * len(renamed):
-            apart.append((rank, num_other / len(pairs)))
-            continue
-        for its, number in renamed.items():
-            other, other_number = numbered.setdefault(its, (rank.rank, number))
-            if number != other_number:
-                text = (
-                    "rows of class {class} in {baseline} are of class {number} on rank {rank}, and of class "
-                    "{other_number} on rank {other_rank}"
-                )
-                about = {"class": its, "rank": rank.rank, "other_rank": other, "baseline": audit.baseline}
-                return fail(cell, "classes_renamed", text, number=number, other_number=other_number, **about)
-    for rank, share in apart:
-        every = _list_classes(rank)
-        num_again = len(every) - len(dict(every))
-        if len({*every}) > len(dict(every)):
-            # They change at random.
-            continue
-        text = "{share:percent} of the rows that rank {rank} shares with {baseline} have another class there"
-        about = {"rank": rank.rank, "share": share, "baseline": audit.baseline}
-        is_same_data = len(_list_whole([rank]) & rows) >= _FEWEST_PAIRS
-        if num_again < _FEWEST_AGAIN or not is_same_data or not is_right_on_another:
-            return make_unobservable(cell, "other_classes", text, **about)
-        return fail(cell, "classes_of_other_rows", text + ", though they hold the same, and keep it", **about)
-    return None
-
-
 def _know_in_common(mine: list[tuple[str, str]], other: list[tuple[str, str]]) -> bool:
     """Return whether both were fed a row, by its index, of which it is known what it held."""
     its = {index for index, content in other if content}
     return any(index in its for index, content in mine if content)
 
 
-def _list_whole(ranks: Ranks) -> set[tuple[str, str]]:
-    """Return (index, digest of the content) of each row of which both are known."""
-    return {row for rank in ranks for row in _collect_rows(rank.steps, by_content=False) if all(row)}
+def list_contents(rank: RankRecord) -> set[str]:
+    """Return the contents of rows that are made of ids alone: those of other ones say nothing of ids beside them."""
+    known = [micro.get("rows") or [] for _, micro in rank.micros() if micro.get("has_rows_of_ids")]
+    return {content for rows in known for content in rows if content}
 
 
-def _list_classes(rank: RankRecord) -> list[tuple[str, int]]:
-    """Return (row, its class) whenever one was fed; nothing where that is its place in the batch."""
-    micros = [micro for _, micro in rank.micros() if micro.get("num_losses") == 1 and micro.get("classes")]
-    places = {place for micro in micros for place in enumerate(micro["classes"])}
-    longest = max((len(micro["classes"]) for micro in micros), default=0)
-    if len(places) < _FEWEST_PER_PLACE * longest:
-        return []
-    return _list_known(micros, "classes")
-
-
-def _find_cut(cell: str, *both: tuple[str, dict[str, int]]) -> Finding | None:
-    """Return the finding of processes of which one has every row as long as the other, up to a length where all end."""
-    (mine, lengths), (theirs, its) = both
-    pairs = [(length, its[key]) for key, length in lengths.items() if key in its]
-    here, there = (max((pair[at] for pair in pairs), default=0) for at in (0, 1))
-    cut, limit = sum(item != other for item, other in pairs), min(here, there)
-    if cut < _FEWEST_CUT or any(min(item, limit) != min(other, limit) for item, other in pairs):
-        return None
-    names = dict(zip(("process", "other_process"), (mine, theirs) if here < there else (theirs, mine), strict=True))
-    text = (
-        "{rows_cut} of {rows_compared:plural row} that both were fed are cut: {process} has at most {most} ids of a "
-        "row, {other_process} up to {other_most}"
-    )
-    numbers = {"rows_cut": cut, "rows_compared": len(pairs), "most": limit, "other_most": max(here, there)}
-    return fail(cell, "ids_cut", text, **numbers, **names)
-
-
-def _judge_ids(every: list[tuple[int, int]]) -> str:
-    """Return "same", "renamed" where each id stands for another one throughout, or "other"."""
-    different = set(every)
-    if sum(item == other for item, other in different) > _MOST_EQUAL * len(different):
-        return "same"
-    num_ids = len({item for item, _ in different})
-    is_throughout = len(different) <= _MOST_TARGETS * num_ids and len(every) >= _FEWEST_REPEATS * len(different)
-    return "renamed" if is_throughout and num_ids >= _FEWEST_IDS else "other"
-
-
+FEWEST_AGAIN, MOST_UNLIKE = 8, 0.5
 _MOST_LEFT_OVER = 0.02
 """What is left over at the end of a pass may be dropped, or made up for by repeated rows."""
 
@@ -473,7 +289,7 @@ def are_contents_fixed(ranks: Ranks) -> bool | None:
             num_again += index in seen
             if seen.setdefault(index, content) != content:
                 return False
-    return True if num_again >= _FEWEST_AGAIN else None
+    return True if num_again >= FEWEST_AGAIN else None
 
 
 def _collect_pass(audit: Audit, cell: str, *, by_content: bool) -> list[tuple[str, str]] | None:
@@ -485,7 +301,7 @@ def _collect_pass(audit: Audit, cell: str, *, by_content: bool) -> list[tuple[st
     every: list[tuple[str, str]] = []
     for rank in audit.ranks(cell):
         steps, is_whole = list_first_pass(rank, audit.ranks(cell)[0])
-        rows = _collect_rows(steps, by_content=by_content)
+        rows = collect_rows(steps, by_content=by_content)
         if not is_whole or not rows or len(set(rows)) < _MOSTLY * len(rows):
             return None
         every += rows

@@ -16,8 +16,9 @@ from ddp_audit.findings import CLASSES
 from ddp_audit.findings.cells import launches_alike, plausible_speed, same_step
 from ddp_audit.findings.gradients import clipping, exchange, find_other_gradient, loss_weights
 from ddp_audit.findings.hygiene import data_wait, one_model, own_device
+from ddp_audit.findings.ids import same_ids
 from ddp_audit.findings.parameters import same_parameters, start_weights
-from ddp_audit.findings.rows import epochs, rows_of_its_own, same_ids
+from ddp_audit.findings.rows import epochs, rows_of_its_own
 from tests.auditing.conftest import SCRIPTS, ask
 
 DEFECTS, OPEN, RIGHT = YAML(typ="safe").load(Path(__file__).with_name("defects.yaml")).values()

@@ -1,6 +1,7 @@
 """What is refused before anything is downloaded, of GPUs, drivers and builds of torch whose facts are known."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tasks.machine.torch_facts import TorchFacts, fetch_torch_facts
 from tasks.machine.usable_gpus import explain_order, explain_slow, explain_too_few, explain_unfit, has_code_for
 from tasks.params import Params
 from tasks.params.strict_yaml import read_strict_yaml
+from tasks.process.failure import ResourceError
 from tasks.records.facts import GpuFacts
 from tasks.records.manifests import MachineFile
 from tests.conftest import PROJECT
@@ -109,6 +111,19 @@ def test_more_ranks_than_gpus_are_told_by_machine(cell, num_there, words):
     found = explain_too_few(params, machine, num_there=num_there, is_slice=False)
     assert bool(found) is bool(words)
     assert not lacks(str(found), *words)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"), [("echo first >&2; echo no libnccl >&2; exit 1", "no libnccl"), ("sleep 9", "")]
+)
+def test_a_torch_that_does_not_start_is_one_line_with_what_it_said(program, why, tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(torch_facts, "_LONGEST_SECONDS", 0.5)
+    with pytest.raises(ResourceError, match=f"torch does not start here: .*{why}.*; unset LD_LIBRARY_PATH"):
+        fetch_torch_facts("another machine")
 
 
 @pytest.mark.parametrize(

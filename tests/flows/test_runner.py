@@ -1,0 +1,35 @@
+"""What of prefect.yaml becomes a deployment, as Prefect's own users write it."""
+
+import asyncio
+
+import pytest
+
+from flows import runner
+
+LINES = """deployments:
+  - name: nightly
+    entrypoint: flows/ddp_compare.py:ddp_compare
+    schedules: [{{cron: "0 4 * * *"}}]
+    {limit}
+"""
+
+
+@pytest.mark.parametrize(("limit", "most"), [("", 1), ("concurrency_limit: null", 1), ("concurrency_limit: 2", 2)])
+def test_a_deployment_needs_no_more_than_a_name(limit, most, tmp_path, monkeypatch):
+    made = []
+
+    async def start(_):
+        pass
+
+    async def keep(_, deployment):
+        made.append(deployment)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "_LOG", tmp_path / "log")
+    monkeypatch.setattr(runner._Runner, "start", start)
+    monkeypatch.setattr(runner._Runner, "aadd_deployment", keep)
+    (tmp_path / "prefect.yaml").write_text(LINES.format(limit=limit))
+    asyncio.run(runner._serve())
+    (deployment,) = made
+    assert (deployment.name, deployment.concurrency_limit, len(deployment.schedules)) == ("nightly", most, 1)
+    assert deployment.concurrency_options.collision_strategy == "ENQUEUE"
