@@ -57,10 +57,7 @@ rebench: $(READY)  ## Measure the speed again; fails if a cell became slower
 	@ddp-compare rebench
 
 retrain: $(READY)  ## Train every cell anew, though nothing has changed
-	@rm -rf .work/runs
-	dvc repro fingerprint
-	dvc repro -f -s train
-	python -m flows
+	@ddp-compare retrain
 
 use: $(READY)  ## Take a comparison of presets/: PRESET=qwen2-arxiv
 	@ddp-compare use "$${PRESET-}"
@@ -89,10 +86,14 @@ diff: $(READY)  ## Two results.json side by side: A=... B=...
 clean:  ## Remove what a comparison made; asks first
 	@read -r -p "Remove what is in data/ and reports/ (the history, too), .work/, mlflow.db, mlruns/, tensorboard/, wandb/, dvc.lock and DVC's cache? [y/N] " answer
 	[ "$$answer" = y ]
-	mkdir -p data reports
+	mkdir -p data reports .work
+	# The lock of a comparison (tasks/process/lock.py), whose file says who has it; it goes last, with its folder.
+	exec 9>> .work/comparison.lock
+	flock --nonblock 9 || { echo "clean: a comparison runs in this folder already: $$(cat .work/comparison.lock); wait for it or stop it" >&2; exit 4; }
 	# README.md says in a fresh clone what will stand there.
 	find data reports -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
-	rm -rf .work mlflow.db mlruns tensorboard wandb .dvc/cache dvc.lock
+	rm -rf mlflow.db mlruns tensorboard wandb .dvc/cache dvc.lock
+	rm -rf .work
 
 ##@ Look: at runs and at schedules
 

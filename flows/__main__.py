@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import contextlib
 import json
 import os
 import shutil
@@ -26,19 +27,38 @@ if TYPE_CHECKING:
 
 RESULTS = Path("reports/results.json")
 REPORT_PAGE = Path("reports/index.html")
+_RUNS, _LOG = Path(".work/runs"), Path(".work/logs/retrain.log")
 _SAMPLES = 1_000
 
 
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m flows", description="Run the comparison of params.yaml.")
-    parser.add_argument("--rebench", action="store_true", help="measure the speed again; fail if a cell became slower")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--rebench", action="store_true", help="measure the speed again; fail if a cell became slower")
+    again.add_argument("--retrain", action="store_true", help="first train every cell anew, though nothing has changed")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what DVC says of its own work, too")
     arguments = parser.parse_args()
     if arguments.verbose:
         os.environ[VERBOSE] = "1"
     params = load_params()
-    with lock_workspace("make rebench" if arguments.rebench else "make compare"):
+    asked = "rebench" if arguments.rebench else "retrain" if arguments.retrain else "compare"
+    with lock_workspace(f"make {asked}"):
+        if arguments.retrain:
+            _train_anew()
         _run(list(params.cells), rebench=arguments.rebench)
+
+
+def _train_anew() -> None:
+    """Forget every finished segment, and train all cells; raises StageFailed as the stage ends."""
+    from flows.output import StageOutput
+    from flows.pipeline import StageFailed, explain_failure, reproduce
+
+    shutil.rmtree(_RUNS, ignore_errors=True)
+    for stages in (["fingerprint"], ["--force", "train"]):
+        with contextlib.closing(StageOutput(_LOG, send=lambda _: None)) as output:
+            code = reproduce(*stages, environment={}, on_output=output.write)
+        if code != 0:
+            raise StageFailed(*explain_failure(output.last_lines, code))
 
 
 def _run(cells: list[str], *, rebench: bool) -> None:

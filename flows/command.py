@@ -51,6 +51,12 @@ def rebench() -> None:
 
 
 @app.command()
+def retrain() -> None:
+    """Train every cell anew, though nothing has changed."""
+    _go_on_as("flows", "--retrain")
+
+
+@app.command()
 def params(changes: _Changes = []) -> None:  # noqa: B006
     """Check params.yaml."""
     from tasks.params import load_params

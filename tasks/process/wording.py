@@ -26,9 +26,7 @@ MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not
 """Outcome of a gate -> how a table shows it."""
 FOLLOWS = "Withheld with the speedup, from which it follows."
 UNMEASURED = "Not measured: the stage measure left no speed.json for this comparison."
-TRAIN_AGAIN = (
-    "Train all cells again on an idle machine: rm -rf .work/runs, then dvc repro -f -s train, then make compare"
-)
+TRAIN_AGAIN = "Train all cells again on an idle machine: make retrain"
 
 
 class Estimated(Protocol):

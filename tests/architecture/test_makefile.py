@@ -1,5 +1,6 @@
 """The Makefile: what it lists and removes, and a folder whose name a shell takes for something else."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.command import app
+from tasks.process.lock import WORKSPACE
 
 ODD = 'it\'s a [tëst] "$HOME" `ordner` *'
 _RUNS = "$(shell touch was-run) $$x"
@@ -132,20 +134,25 @@ def test_the_image_is_set_up_by_make_and_runs_a_command_of_ours(torch, last, odd
     assert f"docker cp first:{image['WORKDIR']}/reports" in page
 
 
-@pytest.mark.parametrize("answer", ["y", "n"])
-def test_clean_removes_what_a_comparison_made_if_told_to_and_keeps_what_says_what_stands_there(odd, answer):
+@pytest.mark.parametrize(("answer", "is_held"), [("y", False), ("n", False), ("y", True)])
+def test_clean_removes_what_a_comparison_made_if_told_to_and_keeps_what_says_what_stands_there(odd, answer, is_held):
     kept = ("data/README.md", "reports/README.md")
-    made = ("data/.gitignore", "data/runs/a/run.json", "reports/index.html", ".work/a", "mlflow.db", "dvc.lock")
+    made = ("data/runs/a/run.json", "reports/index.html", ".work/a", str(WORKSPACE), "mlflow.db", "dvc.lock")
     for name in (*kept, *made):
         (odd / name).parent.mkdir(parents=True, exist_ok=True)
         (odd / name).write_text(name)
-    done = _run(odd, "clean", answer=f"{answer}\n")
-    assert (done.returncode == 0) is (answer == "y")
+    with (odd / WORKSPACE).open() as lock:
+        if is_held:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        done = _run(odd, "clean", answer=f"{answer}\n")
+    is_done = answer == "y" and not is_held
+    assert (done.returncode == 0) is is_done
+    assert (f"folder already: {WORKSPACE}; wait" in done.stderr, "Error 4" in done.stderr) == (is_held, is_held)
     tops = ("data", "reports", ".work", "mlflow.db", "dvc.lock")
     left = {
         str(file.relative_to(odd)) for top in tops for file in (odd / top, *(odd / top).rglob("*")) if file.is_file()
     }
-    assert left == {*kept, *(made if answer == "n" else ())}
+    assert left == {*kept, *(() if is_done else made)}
 
 
 def test_nothing_that_a_comparison_makes_is_in_the_repository(project):

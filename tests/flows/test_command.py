@@ -7,7 +7,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from flows.__main__ import _main as main
 from flows.command import app
+from tasks.process.failure import ResourceError
 from tasks.process.lock import WORKSPACE
 
 
@@ -27,6 +29,7 @@ def here(tmp_path, project, monkeypatch):
         (["run", "--preset", "imdb"], ["flows"]),
         (["rehearse", "--leave-out", "2x T4"], ["tasks.rehearsal", "--leave-out", "--", "2x T4"]),
         (["serve"], ["flows.serve"]),
+        (["retrain"], ["flows", "--retrain"]),
     ],
 )
 def test_a_command_becomes_the_module_that_does_it(typed, becomes, here, monkeypatch):
@@ -61,7 +64,7 @@ def test_a_preset_with_a_change_that_does_not_fit_leaves_params_as_they_were(her
     assert (here / "params.yaml").read_bytes() == before
 
 
-def test_params_are_not_changed_under_a_comparison_that_runs(here):
+def test_nothing_is_changed_or_removed_under_a_comparison_that_runs(here, monkeypatch):
     before = (here / "params.yaml").read_bytes()
     (here / WORKSPACE).parent.mkdir(parents=True, exist_ok=True)
     with (here / WORKSPACE).open("w") as held:
@@ -69,4 +72,9 @@ def test_params_are_not_changed_under_a_comparison_that_runs(here):
         for typed in (["use", "imdb"], ["run", "--dry-run", "--preset", "imdb"], ["params", "-S", "train.epochs=3"]):
             refused = CliRunner().invoke(app, typed)
             assert "a comparison runs in this folder already" in str(refused.exception)
+        (here / ".work/runs/1gpu").mkdir(parents=True)
+        monkeypatch.setattr(sys, "argv", ["flows", "--retrain"])
+        with pytest.raises(ResourceError, match="a comparison runs in this folder already"):
+            main()
+    assert (here / ".work/runs/1gpu").is_dir()
     assert (here / "params.yaml").read_bytes() == before
