@@ -13,6 +13,7 @@ from tasks.inputs.snapshot import Snapshot
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.process.stopping import STARTER
+from tasks.process.wording import replace_unprintable
 from tasks.records.blocks import BLOCKS_FILE, write_blocks
 from tasks.records.outputs import Outputs, read_outputs
 from tasks.reporting import data_files, drawing
@@ -102,7 +103,7 @@ def _main() -> None:
         )  # fmt: skip
     # A flow says it at the end, with a table.
     lines = [] if STARTER in os.environ else [results.label, make_verdict(results), str(reports / "index.html")]
-    sys.stdout.write("".join(f"{line}\n" for line in lines if line))
+    sys.stdout.write("".join(f"{replace_unprintable(line)}\n" for line in lines if line))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Numbers as people read them, and sentences made of them."""
 
 import math
+import re
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ Number = int | float | None
 Numbers = Mapping[str, Number | str | list[Number | str]]
 
 WITHHELD = "withheld"
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,7 @@ def format_plural(number: int, noun: str) -> str:
 
 def replace_unprintable(text: str) -> str:
     """Return the text without what no page can show: lone surrogates and control characters."""
-    whole = text.encode("utf-8", "replace").decode("utf-8")
-    return "".join(
-        char if char in "\n\t" or (ord(char) >= 32 and not 127 <= ord(char) < 160) else "\N{REPLACEMENT CHARACTER}"
-        for char in whole
-    )
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text.encode("utf-8", "replace").decode("utf-8"))
 
 
 class _Sentences(string.Formatter):

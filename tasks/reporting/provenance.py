@@ -1,5 +1,6 @@
 """Where a report comes from, and how it is cited: commit, command, params, seconds of each stage, a badge."""
 
+import html
 import json
 import subprocess
 from contextlib import suppress
@@ -51,6 +52,7 @@ def draw_badge(state: str, cell: str, baseline: str, speedup: Estimate | None) -
     figure = f"{cell} : {baseline} {wording.format_ratio_with_interval(speedup)}" if speedup else "not given"
     text, color = f"{figure}, {state}", _COLORS.get(state, _OTHER_COLOR)
     left, right = (_CHARACTER * len(part) + 2 * _MARGIN for part in (_LEFT, text))
+    text = html.escape(wording.replace_unprintable(text))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="22" role="img" '
         f'aria-label="{_LEFT}: {text}">'

@@ -1,7 +1,7 @@
 """Templates as a page, as Markdown, or as plain text; templates/ holds every sentence, once for all of them.
 
 A template says things through the macros of html.j2 or markdown.j2. Whatever it prints is escaped as the form asks, so
-that a name out of the data never becomes markup.
+that a name out of the data never becomes markup, and without codes that a terminal obeys.
 """
 
 import base64
@@ -75,9 +75,9 @@ def render(
     macros = vars(environment.get_template(f"{form}.j2").make_module(shared))
     body: Any = environment.get_template(f"{template}.j2").make_module({**macros, **shared, **given})
     if form == "markdown":
-        return _tidy(f"# {escape(body.title)}\n\n{body}")
+        return _tidy(wording.replace_unprintable(f"# {escape(body.title)}\n\n{body}"))
     script = (TEMPLATES / "script.js").read_text(encoding="utf-8")
-    return environment.get_template("page.j2").render(
+    page = environment.get_template("page.j2").render(
         **shared,
         document=body,
         style=(TEMPLATES / "style.css").read_text(encoding="utf-8"),
@@ -85,12 +85,13 @@ def render(
         # A browser runs this script and no other, whatever else found its way into the page.
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+    return wording.replace_unprintable(page)
 
 
 def render_lines(template: str, **given: Any) -> list[str]:
     """Return the lines of templates/TEMPLATE.j2 as plain text, without empty ones."""
     text = _make_environment("text").get_template(f"{template}.j2").render(**given)
-    return [line for line in map(str.strip, text.splitlines()) if line]
+    return [line for line in map(str.strip, wording.replace_unprintable(text).splitlines()) if line]
 
 
 @functools.cache

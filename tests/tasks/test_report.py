@@ -1,10 +1,13 @@
 """The stage as a whole: what is withheld in all of its files, and what ends it."""
 
 import re
+from xml.etree import ElementTree
 
 from tasks.report import make_report
+from tasks.reporting.results import write_results
 from tests.processes import run_python
 from tests.tasks.reporting.comparison import edit_segment
+from tests.tasks.reporting.hostile import CODES, NAMES, hostile
 from tests.tasks.reporting.measured import write_measurement
 
 # Of the whole training: speedup, efficiency and speedups of segments, as printed and as stored.
@@ -54,3 +57,15 @@ def test_missing_arguments_and_files_end_in_one_line(tmp_path):
     assert "Traceback" not in done.stderr
     assert "nowhere.json: No such file or directory" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "reports").exists()
+
+
+def test_a_strangers_results_are_rendered_without_markup_and_without_codes_of_a_terminal(tmp_path, measured_results):
+    attacked = hostile(measured_results)
+    write_results(tmp_path / "x.json", attacked)
+    done = run_stage(tmp_path, "--from-results", "x.json", "--reports", "reports")
+    assert done.returncode == 0, done.stderr
+    files = [path for path in files_in(tmp_path / "reports") if path.suffix != ".json"]
+    for name, text in {"stdout": done.stdout, **{path.name: path.read_text() for path in files}}.items():
+        assert [char for char in CODES if not char.isprintable() and char in text] == [], name
+    badge = ElementTree.parse(tmp_path / "reports" / "badge.svg")
+    assert all(name in "".join(badge.getroot().itertext()) for name in NAMES.values())
