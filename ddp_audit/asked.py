@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import chain, dropwhile
 from pathlib import Path
 
+from ddp_audit.process.redaction import HIDDEN, redact_words
+
 
 class AuditError(ValueError):
     """A failure that one line explains."""
@@ -90,8 +92,9 @@ class Request:
 
     @property
     def command_line(self) -> str:
-        """The script and its arguments, as they are typed; the script by its place in the folder."""
-        return shlex.join([self.words[0].removeprefix(f"{self.folder}/"), *self.words[1:]])
+        """The script and its arguments, as they are typed, without secrets; the script by its place in the folder."""
+        words = redact_words([self.words[0].removeprefix(f"{self.folder}/"), *self.words[1:]])
+        return " ".join(word if word.endswith(HIDDEN) else shlex.quote(word) for word in words)
 
     def words_for(self, cell: str, launch: int = 1) -> list[str]:
         """Return the script and its arguments for a launch of a cell."""

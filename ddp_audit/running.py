@@ -19,7 +19,7 @@ from pathlib import Path
 from ddp_audit.asked import Request, StoppedError
 from ddp_audit.fresh_folder import make_fresh_folder
 from ddp_audit.process.lifeline import PRCTL
-from ddp_audit.process.redaction import redact
+from ddp_audit.process.redaction import redact, redact_words
 from ddp_audit.process.torchrun import NO_SHARED_STORE, Launch, format_end, list_torchrun_words, read_last_lines
 from ddp_audit.records import Launched, RankRecord, is_step, read_rank
 
@@ -304,7 +304,7 @@ def _adopt_orphans(*, is_wanted: bool) -> None:
 def _describe(pid: int) -> str:
     words = ""
     with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        words = " ".join(redact_words(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0"))).strip()
     return f"{pid} ({words[-80:]})" if words else str(pid)
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -24,7 +24,10 @@ _MOST_CHARACTERS_OF_LINE = 4_000
 TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
 """A token of the Hugging Face Hub."""
 
-_TOKENS_OF_OTHERS = re.compile(r"\b(?:sk-|ghp_|gho_|glpat-|xox[bp]-|AKIA)[A-Za-z0-9_-]{16,}")
+HIDDEN = "***"
+"""What stands for a secret."""
+
+_TOKENS_OF_OTHERS = re.compile(r"\b(?:sk-|gh[oprsu]_|github_pat_|glpat-|xox[bp]-|AKIA)[A-Za-z0-9_-]{16,}")
 _CREDENTIALS = re.compile(r"//(?:[^/\s:@]+:(?!\d{1,5}/)[^\s'\"<>]*|[^/\s]*)@")
 _QUERY = re.compile(r"(://[^\s?]*)\?\S*")
 _OF_ADDRESS = re.compile(r"://([^/\s:@]*)(?::(\S+))?@")
@@ -46,6 +49,17 @@ _ASSIGNED = re.compile(
     re.IGNORECASE,
 )
 """As in a query or a connection string that stands alone; `eos_token=` is none."""
+_OPTION = re.compile(r"""(?<![\w-])(--\w[\w.-]*)(?:(=)|['"],\s*|\s+)(?!\*\*\*)('[^']+'|"[^"]+"|[^\s'"-][^\s'"]*)""")
+"""An option and its value, as typed or as a list of words."""
+_NAMES_OF_OPTIONS = re.compile(
+    r"(?:^|[_.+-]|[a-z](?=[A-Z])|api|auth|access|secret|private)(?:[Kk]ey|[Tt]oken|[Pp]assword|[Pp]asswd|[Pp]wd|[Ss]ecret)$"
+)
+_SPECIAL_TOKENS = re.compile(
+    r"(?:bos|eos|pad|unk|sep|cls|mask|image|video|audio|special|start|end|stop|new|per)[_-]?token$", re.IGNORECASE
+)
+"""Of a tokenizer; `--eos_token` is no secret."""
+_WORD = re.compile(r"[a-z]+[.,;:]?|\d+|[^'\"]{1,5}")
+"""What may stand behind an option in a sentence."""
 _MIN_SECRET_CHARACTERS = 6
 """A shorter value is more likely a word than a secret, and would be taken out of every line that holds it."""
 
@@ -56,16 +70,41 @@ def redact(text: str) -> str:
     A secret of the environment is the value of any variable whose name says so (HF_TOKEN, SECRET_KEY_BASE), its parts,
     and, in a variable that holds an address (HTTPS_PROXY), its password and what stands in its query: as they are,
     escaped as addresses, JSON, HTML and Python do, or in base64. `token=...` and the like lose their value wherever
-    they stand.
+    they stand, and so do options such as `--api-key ...`.
     """
     text = _TOKENS_OF_OTHERS.sub("***", TOKEN.sub("hf_***", text))
     if (secrets := _compile_secrets(tuple(os.environ.items()))) is not None:
         text = secrets.sub("***", text)
+    if "--" in text:
+        text = _OPTION.sub(_hide_value, text)
     if "=" in text:
         text = _ASSIGNED.sub(r"\1***", text)
     if "//" in text:
         text = _QUERY.sub(r"\1", _CREDENTIALS.sub("//***@", text))
     return text
+
+
+def redact_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without the values of options whose names end in key, token, password or alike."""
+    results, is_value = list[str](), False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if is_value and not word.startswith("-"):
+            results.append(HIDDEN)
+        else:
+            results.append(f"{name}={HIDDEN}" if equals and _names_secret(name) else word)
+        is_value = word.startswith("-") and not equals and _names_secret(word)
+    return results
+
+
+def _names_secret(option: str) -> bool:
+    return _NAMES_OF_OPTIONS.search(option) is not None and _SPECIAL_TOKENS.search(option) is None
+
+
+def _hide_value(found: re.Match[str]) -> str:
+    name, equals, value = found.groups()
+    is_word = not equals and _WORD.fullmatch(value)
+    return found[0] if is_word or not _names_secret(name) else found[0].removesuffix(value) + HIDDEN
 
 
 @functools.lru_cache(maxsize=1)

@@ -30,6 +30,11 @@ TOKEN = SECRETS["HF_TOKEN"]
         ("is it 1 // 2 or 1 @ 2?", "is it 1 // 2 or 1 @ 2?"),
         ("refused: token=abcdefgh1&x=1", "refused: token=***&x=1"),
         ("AccountName=me;AccountKey=abcdefgh==;Suffix=core", "AccountName=me;AccountKey=***;Suffix=core"),
+        ("train.py --wandb_key=abc --api-key 'a b' --x", "train.py --wandb_key=*** --api-key *** --x"),
+        ("['--hubToken', 'Ab3defgh', '--max-tokens', '512']", "['--hubToken', ***, '--max-tokens', '512']"),
+        ("--eos-token abcdef1 --pad_token=[PAD] --key-dim 64", "--eos-token abcdef1 --pad_token=[PAD] --key-dim 64"),
+        ("argument --token: give --token instead, or --key", "argument --token: give --token instead, or --key"),
+        *((f"{prefix}0123456789abcdefghij", "***") for prefix in ("github_pat_", "ghs_", "gho_", "ghu_")),
         ("eos_token=<|endoftext|>, pad_token_id=151643, key=1", "eos_token=<|endoftext|>, pad_token_id=151643, key=1"),
     ],
 )
