@@ -136,7 +136,9 @@ def use_preset(name: str, *, saves: bool = True) -> str:
     active = _ACTIVE.read_bytes() if _ACTIVE.is_file() else None
     if saves and active is not None and active not in [file.read_bytes() for file in presets.values()]:
         said += f"; yours was saved as {save_beside(_ACTIVE)}"
-    shutil.copyfile(presets[name], _ACTIVE)
+    # Not through a link, which may lead to a preset of one's own.
+    with replace_file(_ACTIVE) as file:
+        shutil.copyfile(presets[name], file)
     try:
         load_params(_ACTIVE)
     except ConfigurationError as error:

@@ -22,6 +22,15 @@ def test_a_preset_whose_data_is_not_there_yet_says_so():
     assert "imagenette2-320" in said
 
 
+def test_what_params_yaml_is_a_link_to_stays_as_it_was():
+    (own := Path("presets/own.yaml")).write_bytes(before := Path("params.yaml").read_bytes() + b"# of ours\n")
+    for name in ("embedded", "own"):
+        Path("params.yaml").unlink()
+        Path("params.yaml").symlink_to(own)
+        use_preset(name)
+        assert (own.read_bytes(), Path("params.yaml").is_symlink()) == (before, False)
+
+
 def test_every_comparison_of_ones_own_is_kept():
     default = Path("params.yaml").read_text()
     own = [default.replace("epochs: 2", f"epochs: {number}") for number in (3, 4, 3)]
