@@ -69,11 +69,12 @@ def check_paths(params: Any, base: Path) -> None:
     _check_rows(dataset, {"ranges": params.ranges, "heldout": [] if other else [heldout]}, base=base)
     if other is not None:
         _check_rows(other, {"heldout": [heldout]}, base=base)
-        files = [base / item.location for item in (dataset, other) if item.kind == "path"]
-        if len(files) > 1 and files[0].samefile(files[1]):
+        files = [(base / item.location).resolve() for item in (dataset, other) if item.kind == "path"]
+        is_within = any(file.is_relative_to(place) for file, place in itertools.permutations(files, 2))
+        if is_within or (len(files) > 1 and files[0].samefile(files[1])):
             raise ValueError(
-                f"dataset.heldout_source: {other.location} is the file of dataset.source; allowed: another one, or "
-                "null and rows of no range as heldout"
+                f"dataset.heldout_source: {other.location} is dataset.source, or one of them is in the other; allowed: "
+                "a file or folder beside it, or null and rows of no range as heldout"
             )
 
 

@@ -58,7 +58,12 @@ def test_columns_of_the_held_out_file_are_checked_as_those_of_the_other(texts, c
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ({"heldout_source": "path:./rows.jsonl"}, "is the file of dataset.source"),
+        ({"heldout_source": "path:./rows.jsonl"}, "is dataset.source, or one of them is in the other"),
+        (
+            {"heldout_source": "path:linked/rows.jsonl", "source": "path:."},
+            "is dataset.source, or one of them is in the other",
+        ),
+        ({"heldout_source": "path:."}, "is dataset.source, or one of them is in the other"),
         ({"heldout_source": "path:none.jsonl"}, "dataset.heldout_source: no file none.jsonl"),
         ({"heldout_source": "split:test"}, "allowed: another file as path:FILE"),
         ({"heldout_source": "path:short.parquet"}, "heldout: row 10 is beyond the 3 rows of short.parquet"),
@@ -71,6 +76,7 @@ def test_columns_of_the_held_out_file_are_checked_as_those_of_the_other(texts, c
 def test_a_source_of_held_out_rows_that_is_none_is_refused_before_anything_starts(dataset, message):
     two_files(TEXTS[:10], ["a"] * 10)
     pq.write_table(pa.table({"text": TEXTS[:3]}), "short.parquet")
+    Path("linked").symlink_to(".")
     asked = {**read_defaults(), "ranges": ["0-20"], "heldout": "0-10"}
     Path("params.yaml").write_text(json.dumps({**asked, "dataset": {"source": "path:rows.jsonl", **dataset}}))
     with pytest.raises(ConfigurationError, match=rf"^params\.yaml: .*{re.escape(message)}"):
