@@ -149,6 +149,8 @@ def _count_texts(file: Path, dataset: DatasetParams, needed: int) -> int | None:
     if file.is_dir():
         if (file / _SAVED_SPLITS).exists():
             raise ValueError(f"got {dataset.location!r}, with a folder for each split; allowed: one of these folders")
+        if (file / SAVED).is_file():
+            list_saved_files(file)
         if not any(path.suffix in _BUILDERS or path.suffix in PACKED for path in file.rglob("*")):
             raise ValueError(f"got {dataset.location!r}; allowed: {_TEXT_FILES}, or images with dataset.image_size")
         return None
@@ -166,16 +168,32 @@ def _count_texts(file: Path, dataset: DatasetParams, needed: int) -> int | None:
         return None
 
 
+def list_saved_files(folder: Path) -> list[str]:
+    """Return the names of the files that save_to_disk wrote last; raises ValueError if one of them is not there.
+
+    Those of an earlier time, with another number of shards, stay beside them.
+    """
+    names = list[str]()
+    with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError), (folder / SAVED).open("rb") as file:
+        names = [str(item["filename"]) for item in json.loads(file.read(_MAX_CONFIG_BYTES))["_data_files"]]
+    lacking = [name for name in names if name != Path(name).name or not (folder / name).is_file()]
+    if lacking or not names:
+        what = f"{lacking[0][:80]!r}, which is not" if lacking else "no files"
+        raise ValueError(f"{SAVED} names {what} beside it; allowed: a folder as save_to_disk writes it")
+    return names
+
+
 def _count_lines(file: Path, reader: str, needed: int) -> int | None:
     """Return how many rows there may be at most, or more than are needed; None where lines do not tell."""
     if file.stat().st_size > _MAX_BYTES_TO_COUNT:
         return None
     try:
         with file.open(encoding="utf-8-sig") as opened:
-            lines = itertools.islice(opened, needed + 1)
+            rows = (line for line in opened if reader != "json" or line.strip())
+            lines = itertools.islice(rows, needed + 1)
             if reader != "json":
                 return max(sum(1 for _ in lines) - _HEADS[reader], 0)
-            is_row = [line[0] == "{" and '}{"' not in line for line in lines if line.strip()]
+            is_row = [line[0] == "{" and '}{"' not in line for line in lines]
     except UnicodeDecodeError:
         return None
     return len(is_row) if len(is_row) > 1 and all(is_row) else None

@@ -118,7 +118,8 @@ def _write_as(kind):
     if kind in texts:
         return _write(f"a.{kind}", texts[kind])
     if kind == "saved":
-        Dataset.from_dict({"text": TEXTS}).save_to_disk("folder", num_shards=3)
+        for texts, number in ((["of another"] * 40, 4), (TEXTS, 3)):
+            Dataset.from_dict({"text": texts}).save_to_disk("folder", num_shards=number)
         return _write("folder/cache-0.arrow", "of another") and {"source": "path:folder"}
     names = ("a", "b") if kind == "configs" else ("",)
     for name in names:
@@ -148,6 +149,12 @@ def _rename(dataset, name):
     return {"source": f"path:{name}"}
 
 
+def _lack_shard():
+    dataset = _write_as("saved")
+    Path("folder/data-00001-of-00003.arrow").unlink()
+    return dataset
+
+
 def _two_columns():
     pq.write_table(pa.table([pa.array(TEXTS), pa.array(TEXTS)], names=["text", "text"]), "two.parquet")
     return {"source": "path:two.parquet"}
@@ -159,6 +166,7 @@ def _two_columns():
         (lambda: {**_write_as("configs"), "config": "c"}, r"dataset.config: got c; allowed: 'a', 'b'"),
         (lambda: {**_write_as("configs"), "config": None}, "allowed: 'a', 'b'"),
         (lambda: _rename(_write_as("jsonl.gz"), "a.jsonl"), "is compressed by gzip: give it a name that ends in .gz"),
+        (_lack_shard, "state.json names 'data-00001-of-00003.arrow', which is not beside it"),
         (_two_columns, "several columns have one name"),
         (lambda: _write("a.json", json.dumps(as_lines([*TEXTS, 5]))), "column 'text' has values of several types"),
         (lambda: _write("a.jsonl", "version https://git-lfs.github.com/spec/v1\noid"), "Git LFS has in its place"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.data.builtin.corpus import read_corpus_by_package, read_instructions
 from tasks.data.sources.row_policy import MAX_CHARACTERS
-from tasks.params.local_files import CSV, IN_GIT_LFS, PACKED, SAVED, find_builder
+from tasks.params.local_files import CSV, IN_GIT_LFS, PACKED, SAVED, find_builder, list_saved_files
 from tasks.params.prompts import COLUMNS, CONTEXT
 from tasks.params.sources import DatasetParams
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
@@ -136,7 +136,8 @@ def _open(dataset: DatasetParams, commit: str | None, split: str, notes: dict[st
         options["cache_dir"] = str(_CACHE)
         files = glob.escape(str(source.resolve()))
         if (source / SAVED).is_file():
-            what, options = "arrow", {**options, "data_files": f"{files}/data-*.arrow", "split": "train"}
+            saved = [f"{files}/{glob.escape(name)}" for name in list_saved_files(source)]
+            what, options = "arrow", {**options, "data_files": saved, "split": "train"}
         elif not source.is_dir():
             what, own = find_builder(source)
             options |= {"data_files": files, "split": "train", **own}
