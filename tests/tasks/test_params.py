@@ -103,6 +103,9 @@ def test_an_extra_that_is_not_installed_is_refused(tmp_path, monkeypatch, asked,
         ("rows.csv", b"text\r\n" + b"a\r\n" * 320, True),
         ("rows.txt", b"a\r" * 319 + b"a", True),
         ("rows.txt", b"\n" * 350, False),
+        # Blank lines are no rows.
+        ("rows.jsonl", b"\n\n" + b'{"text": "a"}\n' * 350, False),
+        ("rows.jsonl", b'\n{"text": "a"}\n' * 320, True),
         # What lines do not tell.
         ("rows.json", b"[" + b"{}," * 349 + b"{}]", False),
         ("rows.json", b'{"version": 1,\n"data": [{}]}', False),
