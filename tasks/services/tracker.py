@@ -5,6 +5,7 @@ sent again. A tracker that cannot be reached costs one warning line and is caugh
 """
 
 import functools
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,8 +30,9 @@ from training.process.files import digest_file
 
 _log = logging.getLogger(__name__)
 
-PENDING = Path(".work/tracking/pending.json")
-"""The comparison whose last report some tracker missed; the next report or `make mlflow` sends it."""
+PENDING = Path(".work/tracking")
+"""Folder of `PendingReport`s, one per comparison; its own next report or `make mlflow` sends it."""
+_RESULTS = "results.json"
 REPORT_SECONDS = 300.0
 """At most, for sending a whole report."""
 
@@ -46,6 +48,15 @@ class PendingReport(StageFile):
     """Folder of the report."""
     cells: dict[Path, str]
     """Folder of each cell's run -> sha256 of its run.json then."""
+    results: str | None = None
+    """sha256 of the report's results.json then."""
+
+    def is_there(self) -> bool:
+        """Return whether the folders still hold the cells and the report that were missed."""
+        files = {RunFile.path_in(folder): digest for folder, digest in self.cells.items()}
+        if self.results is not None:
+            files[self.reports / _RESULTS] = self.results
+        return all(file.is_file() and digest_file(file) == digest for file, digest in files.items())
 
 
 @contextmanager
@@ -106,12 +117,37 @@ def send_report(
             _log.warning(
                 "%s: %s (%s); the report is whole without it, and `make mlflow` sends it later", tracker, problem, shown
             )
+    pending = PENDING / f"{comparison.digest}.json"
     if not missed:
-        PENDING.unlink(missing_ok=True)
+        pending.unlink(missing_ok=True)
         return True
     digests = {folder: digest_file(RunFile.path_in(folder)) for folder in cells}
-    PendingReport(comparison=comparison, trackers=missed, reports=reports, cells=digests).write(PENDING)
+    PendingReport(
+        comparison=comparison, trackers=missed, reports=reports, cells=digests, results=digest_file(reports / _RESULTS)
+    ).write(pending)
     return False
+
+
+def send_pending(params: Params) -> bool:
+    """Send the reports that trackers missed, of what the folders still hold; return False if one cannot be reached."""
+    are_sent = True
+    for file in sorted(PENDING.glob("*.json")):
+        pending = PendingReport.read(file)
+        if not pending.is_there():
+            _log.warning(
+                "%s: the report of %s that this missed is here no more; put its params back, run `make compare`, then "
+                "the same again; or delete %s", ", ".join(pending.trackers), pending.comparison.name, file,
+            )  # fmt: skip
+            continue
+        results = json.loads((pending.reports / _RESULTS).read_bytes())
+        if send_report(
+            params, pending.comparison, results, reports=pending.reports, cells=list(pending.cells),
+            trackers=pending.trackers,
+        ):  # fmt: skip
+            file.unlink(missing_ok=True)
+        else:
+            are_sent = False
+    return are_sent
 
 
 def send_trials(

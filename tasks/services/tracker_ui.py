@@ -17,11 +17,9 @@ from ddp_audit.process.redaction import redact
 from tasks.params import Params, load_params
 from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.process.logs import configure_logging
-from tasks.records.run import RunFile
 from tasks.services.own_site import OwnSite, make_credentials, write_private
-from tasks.services.tracker import PENDING, PendingReport, send_report
+from tasks.services.tracker import send_pending
 from tasks.services.trackers import mlflow
-from training.process.files import digest_file
 
 _log = logging.getLogger(__name__)
 
@@ -33,24 +31,6 @@ TO_RUNS = (
     "<!doctype html><script>localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', true);"
     "location.replace({page})</script>"
 )
-
-
-def send_pending(params: Params) -> bool:
-    """Send the report that trackers missed; return False if one still cannot be reached."""
-    if not PENDING.is_file():
-        return True
-    pending = PendingReport.read(PENDING)
-    for folder, digest in pending.cells.items():
-        file = RunFile.path_in(folder)
-        if not file.is_file() or digest_file(file) != digest:
-            _log.info("tracker: %s has changed since the report that was missed; its own report sends it", file)
-            PENDING.unlink()
-            return True
-    results = json.loads((pending.reports / "results.json").read_bytes())
-    return send_report(
-        params, pending.comparison, results, reports=pending.reports, cells=list(pending.cells),
-        trackers=pending.trackers,
-    )  # fmt: skip
 
 
 def serve(params: Params, *, port: int) -> None:

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tasks.services import follower as following
-from tasks.services.tracker import PENDING, PendingReport
-from tasks.services.tracker_ui import send_pending
+from tasks.services.tracker import PENDING, PendingReport, send_pending
 from tasks.services.trackers import wandb
 from tests.flows.toy_project import wait_for
 from tests.integration.tracker_stores import STORES, TRACKERS, read_all_bytes, require_tracker
@@ -162,10 +161,21 @@ def test_a_tracker_that_is_away_costs_one_warning_each_time_and_gets_all_when_it
         (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert warning.startswith(f"{tracker}: ")
         assert "\n" not in warning
-        assert PendingReport.read(PENDING).trackers == [tracker]
+        (pending,) = PENDING.iterdir()
+        assert PendingReport.read(pending).trackers == [tracker]
         assert send_pending(place.params) is False
+    # Another comparison is reported in the same folders, then this one's come back from DVC's cache.
+    shutil.copytree(place.folder / "reports", place.folder / "restored")
+    other = Place(place.folder, "none")
+    other.params = other.params.model_copy(update={"name": "other"})
+    other.report(speedup=2.5)
+    caplog.clear()
     assert send_pending(place.params) is True
-    assert not PENDING.exists()
+    assert "the report of small that this missed is here no more; put its params back" in caplog.text
+    assert pending.is_file()
+    shutil.copytree(place.folder / "restored", place.folder / "reports", dirs_exist_ok=True)
+    assert send_pending(place.params) is True
+    assert not pending.exists()
     _require_every_value_once(tracker, place.folder)
     assert "canary" not in caplog.text.lower()
     assert b"canary" not in read_all_bytes(place.folder).lower()
