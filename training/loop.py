@@ -140,7 +140,7 @@ def train_segment(
     steps = range(record.counters.num_steps + 1, plan.num_steps + 1)
     end = None
     for line in record.earlier_lines:
-        divergence.take(line["step"], line["loss"], num_targets=count_targets(line))
+        divergence.take(line["step"], line["loss"], num_targets=count_targets(line), num_samples=line["num_samples"])
     steps_between_stop_checks, to_run_step = 1, record.first_step - 1
     record.start_span()
     record.mark_exchanges(ranks, num_steps=record.counters.num_steps)
@@ -197,7 +197,9 @@ def train_segment(
             logged[-1] = _evaluate(launch, strategy, record, heldout, logged[-1])
         for line in record.add(logged):
             launch.events.send(**line)
-            divergence.take(line["step"], line["loss"], num_targets=count_targets(line))
+            divergence.take(
+                line["step"], line["loss"], num_targets=count_targets(line), num_samples=line["num_samples"]
+            )
         record.file_away(ranks)
         steps_between_stop_checks = max(1, int(_SECONDS_BETWEEN_STOP_CHECKS / logged[-1].seconds))
         other_seconds += logged[-1].heldout_seconds or 0.0

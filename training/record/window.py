@@ -262,23 +262,29 @@ _ASTRAY_NATS = 1.0
 Both, since small losses vary by multiples and large ones by nats."""
 _ASTRAY_STEPS = 5
 """For so many steps on end."""
+_FIRST_ROWS = 8
+"""The first loss is the largest of the steps until so many rows were seen: a few may be easy."""
+_EASY_BY_NATS = 5.0
+"""By so much at most are the first step's rows taken to be easier: above that it is the weights."""
 _SMOOTHING = 0.8
 """What the smoothed loss keeps of itself in a step: it remembers about five."""
 
 
 class DivergenceRule:
-    """Takes the losses of a segment in order; the first one is where it comes from.
+    """Takes the losses of a segment in order; those of its first rows are where it comes from.
 
-    That is the loss before any update of the segment, on rows of the same range. The same on all ranks, since the
-    losses are.
+    In all but the smallest steps that is the loss before any update of the segment, on rows of the same range. The same
+    on all ranks, since the losses are.
     """
 
     def __init__(self) -> None:
         self._first: float | None = None
+        self._highest_first = math.inf
+        self._num_rows = 0
         self._smoothed = 0.0
         self._num_above = 0
 
-    def take(self, step: int, loss: float, *, num_targets: int) -> None:
+    def take(self, step: int, loss: float, *, num_targets: int, num_samples: int) -> None:
         """Take the next step's loss, nats per token; raises DivergedError once the rule says so.
 
         A step without a target has no loss, and logs 0: as the first one it would have every other go astray.
@@ -287,6 +293,10 @@ class DivergenceRule:
             return
         if self._first is None:
             self._first = self._smoothed = loss
+            self._highest_first = loss + _EASY_BY_NATS
+        elif self._num_rows < _FIRST_ROWS:
+            self._first = max(self._first, min(loss, self._highest_first))
+        self._num_rows += num_samples
         self._smoothed = _SMOOTHING * self._smoothed + (1 - _SMOOTHING) * loss
         allowed = max(_ASTRAY_MULTIPLE * self._first, self._first + _ASTRAY_NATS)
         self._num_above = self._num_above + 1 if self._smoothed > allowed else 0

@@ -9,11 +9,11 @@ from training.process.failure import DivergedError
 from training.record.window import DivergenceRule
 
 
-def _stops_at(losses):
+def _stops_at(losses, num_samples=8):
     rule = DivergenceRule()
     for step, loss in enumerate(losses, start=1):
         try:
-            rule.take(step, loss, num_targets=0 if loss == 0 else 7)
+            rule.take(step, loss, num_targets=0 if loss == 0 else 7, num_samples=num_samples)
         except DivergedError:
             return step
     return None
@@ -24,21 +24,26 @@ def test_a_loss_that_has_left_where_it_began_is_stopped_after_five_smoothed_step
     assert _stops_at([4.0, *[100.0] * 20]) == 6
     # 4, then 9: smoothed 9 - 5 x 0.8^n is above 8 from n = 8 on: steps 9 to 13.
     assert _stops_at([4.0, *[9.0] * 20]) == 13
+    # Of a single row no more than 4 + 5 nats is believed: above 18, the fifth of 23.2 and more.
+    assert _stops_at([4.0, *[100.0] * 20], num_samples=1) == 6
 
 
 @pytest.mark.parametrize(
-    "losses",
+    ("losses", "num_samples"),
     [
-        [4.0, *[7.9] * 100],  # less than twice as much
-        [0.01, *[0.9] * 100],  # 90 times as much, and less than a nat more
-        [4.0, 30.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 30.0, 3.0, 3.0, 3.0],
-        [11.9 + math.sin(step) for step in range(200)],
-        [0.0, *[4.0] * 20],  # the first step had no target
-        [4.0, *[0.0, 4.0, 4.0] * 20],
+        ([4.0, *[7.9] * 100], 8),  # less than twice as much
+        ([0.01, *[0.9] * 100], 8),  # 90 times as much, and less than a nat more
+        ([4.0, 30.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 30.0, 3.0, 3.0, 3.0], 8),
+        ([11.9 + math.sin(step) for step in range(200)], 8),
+        ([0.0, *[4.0] * 20], 8),  # the first step had no target
+        ([4.0, *[0.0, 4.0, 4.0] * 20], 8),
+        ([0.3, *[3.0] * 100], 1),  # an easy row came first
+        ([0.3, 0.3, 0.3, *[3.0] * 100], 2),
+        ([1.2, *[3.0] * 100], 4),
     ],
 )
-def test_losses_that_only_vary_are_left_alone(losses):
-    assert _stops_at(losses) is None
+def test_losses_that_only_vary_are_left_alone(losses, num_samples):
+    assert _stops_at(losses, num_samples) is None
 
 
 @pytest.mark.parametrize("learning_rate", [10.0, 1e3])
