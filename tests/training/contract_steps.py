@@ -7,6 +7,7 @@ import torch
 
 from tests.gpu.steps import open_steps
 from training.config import read_config
+from training.model.weights import load_tensors
 from training.process.distributed import join_ranks
 from training.process.files import write_json
 from training.step.snapshot import STATE, WEIGHTS
@@ -49,8 +50,11 @@ def main():
         again, _, _ = open_steps(config, ranks)
         folder = config.work_dir
         ranks.highest(0)
-        weights, state = (torch.load(folder / f"{name}.pt", weights_only=True) for name in (WEIGHTS, STATE))
+        weights, state = (load_tensors(folder / f"{name}.pt", is_mapped=True) for name in (WEIGHTS, STATE))
         again.restore(weights, state)
+        weights.clear()
+        state.clear()
+        told["mapped"] = ranks.gather_values(str(folder) in Path("/proc/self/maps").read_text())
         told["restored"] = again.digest()
         # As every training does: DDP orders its buckets anew in the first step, and four ranks' sums with them.
         again.warm_up(micro_batches(1)[-1])

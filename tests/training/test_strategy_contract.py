@@ -154,6 +154,7 @@ def test_warming_up_looking_for_what_is_not_finite_and_a_snapshot_that_is_taken_
     assert mine["is_finite"] is True
     assert mine["before_last"] != mine["end"]
     assert mine["restored"] == mine["end"]
+    assert not any(mine["mapped"]), "what is restored lies in the file"
     assert mine["next"][0] == mine["next"][1] != mine["end"]
     assert mine["writes"] == [[rank == 0] * 2 for rank in range(cell.world_size)]
     copies = find_traits(cell.name).count_copies(cell.world_size, cell.options)

@@ -266,7 +266,8 @@ def _restore(strategy: Strategy, folder: Path, weights_name: str, saved: Digests
     Raises it also if the ranks do not hold afterwards what they held when it was `saved`.
     """
     files = {WEIGHTS: folder / weights_name, STATE: folder / STATE_FILE}
-    weights, state = map(load_tensors, files.values())
+    # Mapped: every rank of a machine reads the same pages, and copies what is its own.
+    weights, state = (load_tensors(file, is_mapped=True) for file in files.values())
     try:
         strategy.restore(weights, state)
     except MisfitError as misfit:

@@ -251,6 +251,10 @@ class Replica:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up this rank's part of a state; raises ValueError if optimizer or loss scale are then others."""
         self.optimizer.load_state_dict(state["optimizer"])
+        for moments in self.optimizer.state.values():
+            # On the CPU torch takes over the tensors that it is given, which may lie in a mapped file.
+            for name, value in moments.items():
+                moments[name] = value.clone() if isinstance(value, Tensor) and value.device.type == "cpu" else value
         self._scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])
         restored = self.optimizer.state_dict()["state"]

@@ -151,7 +151,7 @@ class Fsdp2(Strategy):
         if not isinstance(like, DTensor):
             return mine
         return DTensor.from_local(
-            mine.to(like.device, copy=True), like.device_mesh, like.placements,
+            mine.to(like.device), like.device_mesh, like.placements,
             run_check=False, shape=like.shape, stride=like.stride(),
         )  # fmt: skip
 
