@@ -11,7 +11,7 @@ from tasks.params.choices import read_unit
 from tasks.process import wording
 from tasks.records.ledger import compare_rows, compare_steps
 from tasks.records.measurement import DATA_BOUND_SHARE
-from tasks.records.outputs import Outputs, RunOutputs
+from tasks.records.outputs import Outputs, RunOutputs, SegmentOutputs
 
 _MOST_EFFICIENCY = 1.1
 """Parallel efficiency above which a speedup is not believed.
@@ -78,7 +78,7 @@ def _find_step_problems(cell: str, run: RunOutputs, first: str, baseline: RunOut
 
 
 def check_rows_per_step(outputs: Outputs, cell: str) -> Finding | None:
-    """Check in the work ledgers that each optimizer step learned from the same rows as the baseline's."""
+    """Check that each optimizer step learned from the same rows as the baseline's, and padded them alike."""
     if cell == outputs.params.baseline:
         return None
     reference = {(part.facts.range, part.facts.epoch): part for part in outputs.baseline.segments}
@@ -90,6 +90,7 @@ def check_rows_per_step(outputs: Outputs, cell: str) -> Finding | None:
         mine, its = segment.ledger, same.ledger
         num_steps += segment.facts.num_steps
         if mine.steps_digest == its.steps_digest:
+            problems += _compare_padding(outputs, cell, segment, same)
             continue
         other = compare_steps(segment.samples(), same.samples())
         num_others += other.num_samples
@@ -112,6 +113,26 @@ def check_rows_per_step(outputs: Outputs, cell: str) -> Finding | None:
         "{cell}: the rows of each of {steps_compared:,} steps are the baseline's",
             cell=cell, steps_compared=num_steps, samples_in_other_steps=num_others,
     )  # fmt: skip
+
+
+def _compare_padding(outputs: Outputs, cell: str, segment: SegmentOutputs, same: SegmentOutputs) -> list[Reason]:
+    """Return the first step that computed more or fewer positions than the baseline's; smaller micro-batches may."""
+    sizes = segment.facts.micro_batch_sizes
+    if len(sizes) > 1 or sizes != same.facts.micro_batch_sizes:
+        return []
+    mine, its = (
+        run.steps.num_positions[part.facts.first_step - 1 : part.facts.last_step]
+        for run, part in ((outputs.runs[cell], segment), (outputs.baseline, same))
+    )
+    return [
+        explain(
+            "other_padding",
+            "{where}: {positions:,} positions in step {step}, padding included, {of_baseline:,} in the baseline",
+            where=segment.title, positions=int(mine[at]), step=int(at) + segment.facts.first_step,
+            of_baseline=int(its[at]),
+        )
+        for at in (np.flatnonzero(mine != its)[:1] if len(mine) == len(its) else ())
+    ]  # fmt: skip
 
 
 def check_every_sample_once(outputs: Outputs, cell: str) -> Finding:

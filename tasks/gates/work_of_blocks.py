@@ -104,6 +104,13 @@ class _Judge:
         """Of a step, as measured."""
         return -(-self.batch // self.run.facts.micro_batch_size)
 
+    def _count_dummies(self, cell: str, block: BlockWork) -> int:
+        """Return how many micro-batches without rows a cell's ranks ran at most; one step may be partial."""
+        shares, batch = self.outputs.params.count_shares(cell), self.measurement.speeds[cell].global_batch_size
+        of_a_step = -(-batch // self.outputs.runs[cell].facts.micro_batch_size)
+        is_partial = block.num_samples < batch * len(block.steps)
+        return -of_a_step % shares * len(block.steps) + (shares - 1) * is_partial
+
     @cached_property
     def _trained_positions(self) -> Mapping[str, NDArray[np.int64]]:
         """Range -> positions in each step of its first epoch, padding included."""
@@ -194,17 +201,7 @@ class _Judge:
                 "turn {turn} ran {micro_batches} micro-batches, {baseline} {of_baseline} on the same steps",
                 turn=turn, micro_batches=block.num_micro_batches, baseline=baseline, of_baseline=its.num_micro_batches,
             )  # fmt: skip
-        trained = self._trained_positions.get(block.range, np.zeros(0))
-        least = int(sum(trained[step - 1 : step].sum() for step in block.steps))
-        # A training may not count one of each row, its first, which predicts and is not predicted.
-        num_dummies = -self._num_micro_batches % self.run.facts.world_size * len(block.steps)
-        more = block.num_samples + _POSITIONS_OF_A_DUMMY * num_dummies
-        if not least <= block.num_positions <= least + more:
-            yield explain(
-                "other_positions",
-                "turn {turn} computed {positions:,} positions, the training {trained:,} in the same steps",
-                turn=turn, positions=block.num_positions, trained=least,
-            )  # fmt: skip
+        yield from self._find_position_problems(block, its, baseline)
         apart = abs(block.loss_sum / its.loss_sum - 1) if its.loss_sum else abs(block.loss_sum)
         self.largest_loss_difference = max(self.largest_loss_difference, apart)
         if not apart <= _LOSS_TOLERANCE[precision]:
@@ -232,6 +229,27 @@ class _Judge:
                     "{precision}",
                     turn=turn, difference=apart, baseline=baseline, most=most * most_apart, precision=coarser,
                 )  # fmt: skip
+
+    def _find_position_problems(self, block: BlockWork, its: BlockWork, baseline: str) -> Iterator[Reason]:
+        """Yield how a block's rows were padded otherwise than in the training, or in the baseline's block."""
+        trained = self._trained_positions.get(block.range, np.zeros(0))
+        least = int(sum(trained[step - 1 : step].sum() for step in block.steps))
+        # A training may not count one of each row, its first, which predicts and is not predicted.
+        most_of_dummies = _POSITIONS_OF_A_DUMMY * self._count_dummies(self.cell, block)
+        if not least <= block.num_positions <= least + block.num_samples + most_of_dummies:
+            yield explain(
+                "other_positions",
+                "turn {turn} computed {positions:,} positions, the training {trained:,} in the same steps",
+                turn=block.turn, positions=block.num_positions, trained=least,
+            )  # fmt: skip
+        most_of_dummies += _POSITIONS_OF_A_DUMMY * self._count_dummies(baseline, its)
+        if self._parts_of_a_micro_batch == 1 and abs(block.num_positions - its.num_positions) > most_of_dummies:
+            yield explain(
+                "other_padding",
+                "turn {turn} computed {positions:,} positions, padding included, {baseline} {of_baseline:,} on the "
+                "same steps",
+                turn=block.turn, positions=block.num_positions, baseline=baseline, of_baseline=its.num_positions,
+            )  # fmt: skip
 
     def _find_update_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[Reason]:
         """Yield what is wrong with the optimizer's updates; one with a gradient that is not finite is left out."""

@@ -132,7 +132,10 @@ RECORDS = {
         "different rows per cell": _row_ids(lambda rows: rows + 8),
         "epochs ignored": _forget_segment,
     },
-    "Same rows in the same steps": {"another order per cell": _row_ids(lambda rows: rows[::-1])},
+    "Same rows in the same steps": {
+        "another order per cell": _row_ids(lambda rows: rows[::-1]),
+        "rows padded further in the baseline": _steps("1proc", num_padding_tokens=20),
+    },
     "Steps are those asked for": {
         "rows not shuffled in every cell": _row_ids(np.sort, *CELLS),
         "schedule stops half-way in every cell": _steps(*CELLS, learning_rate=1.5e-3),
@@ -166,6 +169,7 @@ RECORDS = {
         "timed: weak scaling called strong": _blocks(num_tokens=64, num_samples=16),
         "timed: larger micro-batches in one arm": _blocks(num_micro_batches=4),
         "timed: rows padded to full length": _blocks("1proc", num_positions=2 * 128 * 4),
+        "timed: rows padded further in the baseline": _blocks("1proc", num_positions=65),
         "timed: no exchange": _blocks(num_exchanges=[0, 0]),
         "timed: nothing learned": _blocks("1proc", grad_norm_sum=0.0),
         "timed: no update": _blocks(updates=[[0, 0]] * 2),

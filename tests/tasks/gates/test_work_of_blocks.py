@@ -38,6 +38,7 @@ ROWS_OF_ANOTHER, LOSS = block("2proc", 2).rows, block("2proc", 1).loss_sum
         ("2proc", {"num_updated": 2 * NUM_PARAMETERS - 1}, "not_all_updated", {"expected": 2 * NUM_PARAMETERS}),
         ("2proc, update only", {"updates": [[0, 0]]}, "other_updates", {}),
         ("2proc", {"num_positions": 4000}, "other_positions", {"positions": 4000, "trained": 64}),
+        ("2proc", {"num_positions": 65}, "other_padding", {"of_baseline": 64}),
         ("2proc", {"num_exchanges": [2, 3]}, "other_exchanges", {"exchanges": [2, 3]}),
         ("2proc", {"exchange_bytes": [2 * NUM_PARAMETERS] * 2}, "other_bytes", {"bytes": 1000, "needed": 4000}),
         ("2proc", {"turn": 99}, "baseline_missing", {"turn": 99}),
