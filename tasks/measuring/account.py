@@ -27,7 +27,12 @@ def compute_speeds(session: Session, bench: Bench, measured: Measured) -> dict[s
             sum(getattr(block, name) for block in blocks) / seconds
             for name in ("num_tokens", "num_positions", "num_samples")
         )
-        mfu, mfu_palm = _compute_utilisation(session, cell, tokens, positions, positions_per_row=positions / samples)
+        kernels = [fact.get("setting", {}).get("kernels", {}) for fact in bench.facts(arm)]
+        mfu, mfu_palm = _compute_utilisation(
+            session, cell, tokens, positions,
+            positions_per_row=positions / samples,
+            is_tf32=any(kernel.get("matmul_precision", "highest") != "highest" for kernel in kernels),
+        )  # fmt: skip
         steps = np.concatenate([block.step_seconds for block in blocks], axis=1)
         p50, p95 = np.percentile(steps, [50, 95], axis=1).tolist()
         peaks = {
@@ -73,9 +78,15 @@ def compute_speeds(session: Session, bench: Bench, measured: Measured) -> dict[s
 
 
 def _compute_utilisation(
-    session: Session, cell: Cell, tokens_per_second: float, positions_per_second: float, *, positions_per_row: float
+    session: Session,
+    cell: Cell,
+    tokens_per_second: float,
+    positions_per_second: float,
+    *,
+    positions_per_row: float,
+    is_tf32: bool,
 ) -> tuple[float | None, float | None]:
-    """Return MFU counted within documents and by PaLM's definition; None where peak or shape is not known.
+    """Return MFU counted within documents and by PaLM's definition; None where peak or shape is not known, or above 1.
 
     Tokens learned from are one fewer per row than tokens fed.
     """
@@ -83,14 +94,17 @@ def _compute_utilisation(
     # The formulas count the products of a gradient that most weights have none of beside an adapter.
     if session.device == "cpu" or lengths is None or train.adapter is not None:
         return None, None
-    peak = find_peak_tflops(session.machine.gpus[0].name, train.precision)
+    precisions = ["tf32"] * (is_tf32 and train.precision == "fp32") + [train.precision]
+    peaks = (find_peak_tflops(session.machine.gpus[0].name, precision) for precision in precisions)
+    peak = next(filter(None, peaks), None)
     shape, _ = find_model_shape(json.loads((session.base_model / "config.json").read_bytes()))
     if shape is None or peak is None:
         return None, None
     available = peak * 1e12 * cell.world_size
     per_label = shape.count_document_flops(lengths) / max(sum(lengths) - len(lengths), 1)
     palm = shape.count_flops_per_token(round(positions_per_row)) * positions_per_second
-    return per_label * tokens_per_second / available, palm / available
+    used = per_label * tokens_per_second / available
+    return (used if used <= 1 else None), (palm / available if palm <= available else None)
 
 
 def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor | None:

@@ -1,8 +1,12 @@
 """The operations of a model, by hand and as torch counts them; the peaks they are held against."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
 from tasks.machine.gpu_facts import find_peak_tflops
+from tasks.measuring.account import _compute_utilisation
 from tasks.measuring.model_flops import ModelShape, find_model_shape
 
 QWEN2_05B = {
@@ -80,3 +84,23 @@ def test_other_models_are_refused_with_a_reason():
 )
 def test_the_peak_of_a_gpu_is_that_of_its_data_sheet_and_of_no_other_by_a_like_name(name, precision, tflops):
     assert find_peak_tflops(name, precision) == tflops
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "is_tf32", "peak"),
+    [("H100 80GB HBM3", "fp32", True, 494.5), ("H100 80GB HBM3", "fp32", False, None),
+     ("H100 80GB HBM3", "bf16", True, 989.5), ("T4", "fp32", True, None)],
+)  # fmt: skip
+def test_fp32_is_held_against_the_peak_of_what_computed_it_and_no_share_is_above_1(
+    tmp_path, gpu, precision, is_tf32, peak
+):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN2_05B))
+    session = SimpleNamespace(
+        params=SimpleNamespace(train=SimpleNamespace(precision=precision, adapter=None)), device="cuda",
+        lengths=[5, 5], machine=SimpleNamespace(gpus=[SimpleNamespace(name=f"NVIDIA {gpu}")]), base_model=tmp_path,
+    )  # fmt: skip
+    shape = shape_of(QWEN2_05B)
+    # 100 TFLOP/s by either definition; rows of 5 tokens have 4 labels.
+    rates = 100e12 / (shape.count_document_flops([5, 5]) / 8), 100e12 / shape.count_flops_per_token(5)
+    found = _compute_utilisation(session, SimpleNamespace(world_size=1), *rates, positions_per_row=5.0, is_tf32=is_tf32)
+    assert found == ((None, None) if peak is None else pytest.approx((100 / peak, 100 / peak)))
