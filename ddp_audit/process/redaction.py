@@ -101,10 +101,10 @@ def _names_secret(option: str) -> bool:
     return _NAMES_OF_OPTIONS.search(option) is not None and _SPECIAL_TOKENS.search(option) is None
 
 
-def _hide_value(found: re.Match[str]) -> str:
-    name, equals, value = found.groups()
+def _hide_value(option: re.Match[str]) -> str:
+    name, equals, value = option.groups()
     is_word = not equals and _WORD.fullmatch(value)
-    return found[0] if is_word or not _names_secret(name) else found[0].removesuffix(value) + HIDDEN
+    return option[0] if is_word or not _names_secret(name) else option[0].removesuffix(value) + HIDDEN
 
 
 @functools.lru_cache(maxsize=1)
