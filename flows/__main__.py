@@ -18,7 +18,8 @@ from flows.child import VERBOSE
 from tasks.params import load_params
 from tasks.process.failure import ResourceError, exit_with_one_line
 from tasks.process.lock import lock_workspace
-from tasks.process.wording import BASELINE, NOTHING, format_percent, format_ratio, format_seconds
+from tasks.process.wording import BASELINE, NOTHING, format_interval, format_percent, format_ratio, format_seconds
+from tasks.records.estimate import Estimate
 
 if TYPE_CHECKING:
     from prefect import State
@@ -170,14 +171,14 @@ def print_verdict(results: Mapping[str, Any]) -> None:
     speeds = [(cell["cell"], cell["speed"]) for cell in results["cells"] if cell["speed"]]
     timed = {cell: format_seconds(_SAMPLES / speed["samples_per_second"]) for cell, speed in speeds}
     heading = f"{_SAMPLES:,} samples" if timed else "per epoch"
-    table = Table("cell", heading, "speedup", "95 % interval", "of linear", "gates say", box=None, pad_edge=False)
+    table = Table("cell", heading, "speedup", "95 % interval", "of linear", "standing", box=None, pad_edge=False)
     for cell in results["cells"]:
         state, measured = cell["standing"]["state"], cell["speedup"]
         seconds = timed.get(cell["cell"], NOTHING) if timed else format_seconds(cell["seconds_per_epoch"])
         speedup, interval, efficiency = (BASELINE if cell["is_baseline"] else state), NOTHING, NOTHING
         if measured is not None and not cell["is_baseline"]:
             speedup = format_ratio(measured["value"])
-            interval = f"{format_ratio(measured['low'])} to {format_ratio(measured['high'])}"
+            interval = format_interval(Estimate(*(measured[end] for end in ("value", "low", "high"))))
             efficiency = format_percent(measured["parallel_efficiency"]["value"])
         table.add_row(cell["cell"], seconds, speedup, interval, efficiency, state)
     if table.rows:

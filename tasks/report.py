@@ -23,7 +23,7 @@ from tasks.reporting.history_file import add_history
 from tasks.reporting.provenance import Provenance, collect_provenance, draw_badge
 from tasks.reporting.results import Results, read_results, write_results
 from tasks.reporting.timeline import write_timelines
-from tasks.reporting.verdict import make_verdict, name_state, sort_by_merit
+from tasks.reporting.verdict import judge_speedups, make_verdict, name_state, sort_by_merit
 from tasks.services.tracker import log_report
 from training.process.files import write_json
 
@@ -82,7 +82,7 @@ def _main() -> None:
     configure_logging()
     reports: Path = arguments.reports
     if arguments.from_results is not None:
-        results = read_results(arguments.from_results)
+        results = judge_speedups(read_results(arguments.from_results))
         logger.info("rendering anew from %s", arguments.from_results)
         write_report(results, reports)
     else:

@@ -84,14 +84,14 @@ class Gate(BaseModel):
 
 
 class Standing(BaseModel):
-    """What the gates leave of a cell's speedup."""
+    """What may be believed of a cell's speedup."""
 
     model_config = _CONFIG
 
     state: State
     """withheld: a gate of the cell or of the baseline failed. not measured: the speed was not timed in turns. unproven:
-    a gate of one of them was not checked. proven: none of these."""
+    a gate of one of them was not checked, or the interval holds 1 and is wide. proven: none of these."""
     gates: list[str] = []
-    """The gates that decided, the one first that `reason` is of; none if proven."""
+    """The gates that decided, the one first that `reason` is of; none if proven, or if the interval decided."""
     reason: str | None = None
-    """What that gate compared, in plain words; null if proven."""
+    """What that gate compared, or the interval, in plain words; null if proven."""

@@ -43,7 +43,7 @@ class CellResults(SpreadFacts):
     """How many times as fast as the baseline, as the stage `measure` found it; null for the baseline, if not measured
     and if withheld."""
     standing: Standing
-    """What the gates leave of its speedup: proven, unproven or withheld, and why."""
+    """What may be believed of its speedup: proven, unproven or withheld, and why."""
     nodes: list[NodeFacts] = []
     """What each of them is, where there were several."""
     backend: str | None

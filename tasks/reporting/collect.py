@@ -23,7 +23,7 @@ from tasks.reporting.results import EpochAccuracy, HeldoutCurve, LossCurve, Mode
 from tasks.reporting.straggler import find_slowest_rank
 from tasks.reporting.time_to_loss import compute_time_to_loss
 from tasks.reporting.timeline import collect_hardware, collect_timelines
-from tasks.reporting.verdict import make_label, make_verdict, name_state
+from tasks.reporting.verdict import judge_speedups, make_label, make_verdict, name_state
 
 _MAX_CURVE_POINTS = 1000
 
@@ -89,6 +89,7 @@ def collect_results(outputs: Outputs) -> Results:
         hardware=collect_hardware(measurement) if measurement else [],
         cost=compute_cost(outputs, given) if given else None,
     )
+    results = judge_speedups(results)
     return results.model_copy(update={"verdict": make_verdict(results), "state": name_state(results)})
 
 

@@ -18,6 +18,7 @@ from tasks.reporting.data_files import write_text
 from tasks.reporting.history import compute_ratio, take_logarithm
 from tasks.reporting.render import Form, render
 from tasks.reporting.results import Results, read_results
+from tasks.reporting.verdict import judge_speedups
 
 _WORK = ("train", "workload", "model", "dataset", "ranges")
 """What is learned from what, of ComparisonFacts: sources with the digests of what they held."""
@@ -25,7 +26,7 @@ _WORK = ("train", "workload", "model", "dataset", "ranges")
 
 def render_diff(form: Form, before: Results, now: Results) -> str:
     """Return both verdicts, what is recorded otherwise, and every figure of either with what became of it."""
-    pair = (before, now)
+    pair = before, now = judge_speedups(before), judge_speedups(now)
     facts = [_collect_facts(results) for results in pair]
     rows = [[name, *(str(fact.get(name, "none")) for fact in facts)] for name in dict.fromkeys([*facts[0], *facts[1]])]
     # Samples of a step of each cell as it was trained, and as it was timed.

@@ -40,7 +40,8 @@ _CONSTANTS: dict[str, Any] = {
 
 def render_report(form: Form, results: Results, svgs: Mapping[str, str] | None = None) -> str:
     """Return the report of these results; `svgs` holds the charts of a page as drawn by drawing.draw_svg."""
-    # One that was stored may be of older words than the page.
+    # What was stored may be of older words, and of an older rule, than the page.
+    results = verdict.judge_speedups(results)
     results = results.model_copy(update={"verdict": verdict.make_verdict(results)})
     charts: dict[str, list[ShownChart]] = {}
     for name, chart in drawing.select_charts(results).items():

@@ -162,7 +162,7 @@ class History(Record):
         if not slower:
             return None
         why = (
-            f"; changed since {format_time(self.changes[0].since)}: "
+            f"; changed since {format_time(min(change.since for change in self.changes))}: "
             f"{'; '.join(self.suspects) or 'nothing that is recorded'}"
         )
         return f"slower than in the last comparable record: {'; '.join(slower)}{why}"
@@ -304,20 +304,25 @@ def _list_suspects(before: HistoryRecord, now: HistoryRecord) -> list[str]:
 
 
 def _describe_changes(changes: Sequence[Change], suspects: Sequence[str], current: Sequence[HistoryRecord]) -> str:
-    passed = [
-        f"{record.cell} (unproven)" if record.gates_passed == "unproven" else record.cell
+    names = {
+        record.cell: f"{record.cell} (unproven)" if record.gates_passed == "unproven" else record.cell
         for record in current
-        if record.gates_passed
-    ]
-    if not passed:
+    }
+    if not any(record.gates_passed for record in current):
         return "Not compared with earlier records: a gate failed."
     if current[0].step_time is None:
         return "Not compared with earlier records: speed was not measured in turns."
     if not changes:
         return "No earlier record is comparable: that takes the same work on the same CPU and GPU models, gates passed."
-    results = [change for change in changes if change.verdict != "no difference"]
-    since = format_time(changes[0].since)
-    if not results:
-        return f"No difference since {since} in step time or speedup of {wording.join_names(passed)}."
-    why = "; ".join(suspects) or "nothing that is recorded"
-    return f"Since {since}: {'; '.join(change.describe() for change in results)}. Changed since then: {why}."
+    sentences, why = [], ""
+    for since in dict.fromkeys(change.since for change in changes):
+        since_then = [change for change in changes if change.since == since]
+        if different := [change.describe() for change in since_then if change.verdict != "no difference"]:
+            sentences.append(f"Since {format_time(since)}: {'; '.join(different)}.")
+            why = f"Changed since then: {'; '.join(suspects) or 'nothing that is recorded'}."
+        else:
+            cells = wording.join_names(list(dict.fromkeys(names[change.cell] for change in since_then)))
+            sentences.append(f"No difference since {format_time(since)} in step time or speedup of {cells}.")
+    missing = [record.cell for record in current if record.cell not in {change.cell for change in changes}]
+    rest = f"Not compared: {wording.join_names(missing)}." if missing else ""
+    return " ".join(filter(None, [*sentences, why, rest]))

@@ -107,7 +107,7 @@ def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
                     **figures,
                     "cell": cell.cell,
                     "world_size": cell.world_size,
-                    "gates_passed": state if state == "unproven" else state != "withheld",
+                    "gates_passed": "unproven" if state == "unproven" and cell.standing.gates else state != "withheld",
                     "tokens_per_second": speed and speed.tokens_per_second,
                 }
             )

@@ -3,11 +3,12 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from tasks.params.choices import read_unit
-from tasks.process.wording import format_plural
+from tasks.process.wording import format_interval, format_plural
 from tasks.records.estimate import Estimate
-from tasks.records.gate import State
+from tasks.records.gate import Standing, State
 from tasks.records.measurement import WRAPPED, Measurement
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
@@ -28,7 +29,9 @@ def make_verdict(results: Results) -> str:
 
 def list_clauses(results: Results) -> list[str]:
     """Return the clauses of that sentence; the first is the answer by itself."""
-    functions = (count_passed_gates, divide, find_fastest_process, group_undecided, is_about_one, list_ties)
+    functions = (
+        count_passed_gates, divide, find_date, find_fastest_process, group_undecided, is_about_one, list_ties,
+    )  # fmt: skip
     return render_lines(
         "verdict_lines", results=results, state=name_state(results), ranked=sort_by_merit(results), VAGUE=VAGUE,
         **{function.__name__: function for function in functions},
@@ -45,11 +48,25 @@ def name_state(results: Results) -> State:
         return "withheld"
     if not results.answers:
         return "not measured"
-    best = sort_by_merit(results)[0]
-    speedup, measurement = best.speedup, results.measurement
-    if best.standing.state != "proven" or speedup is None or measurement is None:
-        return "unproven"
-    return "proven" if not speedup.holds_one or is_about_one(speedup, measurement) else "unproven"
+    return sort_by_merit(results)[0].standing.state
+
+
+def judge_speedups(results: Results) -> Results:
+    """Return the results in which a cell is unproven, too, whose speedup may be 1: all that names its state reads that.
+
+    Results of an earlier version say what the gates leave of it alone.
+    """
+    return results.model_copy(update={"cells": [_judge_speedup(cell, results.measurement) for cell in results.cells]})
+
+
+def _judge_speedup(cell: CellResults, measurement: Measurement | None) -> CellResults:
+    speedup = cell.speedup
+    if cell.standing.state != "proven" or speedup is None or measurement is None:
+        return cell
+    if not speedup.holds_one or is_about_one(speedup, measurement):
+        return cell
+    reason = f"the interval of its speedup, {format_interval(speedup)}, holds 1"
+    return cell.model_copy(update={"standing": Standing(state="unproven", reason=reason)})
 
 
 def is_about_one(speedup: Estimate, measurement: Measurement) -> bool:
@@ -61,10 +78,14 @@ def is_about_one(speedup: Estimate, measurement: Measurement) -> bool:
 
 
 def sort_by_merit(results: Results) -> list[CellResults]:
-    """Return the cells whose speedup is given, the one that the headline is about first: proven, and the fastest."""
+    """Return the cells whose speedup is given, the one that the headline is about first: proven, and the fastest.
 
-    def rank(cell: CellResults) -> tuple[bool, float]:
-        return cell.standing.state != "proven", -cell.speedup.value if cell.speedup else 0.0
+    One that may be slower or faster stands behind those that are faster and before those that are slower.
+    """
+
+    def rank(cell: CellResults) -> tuple[bool, float, float]:
+        state, speedup = cell.standing.state, cell.speedup.value if cell.speedup else 0.0
+        return bool(cell.standing.gates), -speedup if state == "proven" else -1.0, -speedup
 
     return sorted(results.answers, key=rank)
 
@@ -77,8 +98,9 @@ def divide(speedup: Estimate, other: Estimate) -> Estimate:
 
 
 def list_ties(best: CellResults, others: Sequence[CellResults]) -> list[str]:
-    """Return the cells whose speedup is that of the best one, as far as the interval of their ratio tells."""
-    speedups = [(cell.cell, best.speedup, cell.speedup) for cell in others]
+    """Return the cells of the best one's state whose speedup is its, as far as the interval of their ratio tells."""
+    alike = [cell for cell in others if cell.standing.state == best.standing.state]
+    speedups = [(cell.cell, best.speedup, cell.speedup) for cell in alike]
     return [name for name, first, second in speedups if first and second and divide(first, second).holds_one]
 
 
@@ -96,6 +118,12 @@ def group_undecided(results: Results) -> list[list[CellResults]]:
         if cell.standing.gates and cell.standing.state != "proven":
             decided[cell.standing.state, *cell.standing.gates].append(cell)
     return list(decided.values())
+
+
+def find_date(results: Results) -> str:
+    """Return the day (UTC) on which the speed was measured, where that is known, or the training began."""
+    starts = [reading.started_at for item in results.hardware for reading in item.readings]
+    return datetime.fromtimestamp(min(starts), UTC).date().isoformat() if starts else results.comparison.trained_at[:10]
 
 
 def describe_quiet_turns(results: Results) -> str:

@@ -16,7 +16,7 @@ RESULTS = {
         _cell("1proc", "proven", is_baseline=True),
         _cell(
             "2proc", "proven",
-            speedup={"value": 1.58, "low": 1.43, "high": 1.8, "parallel_efficiency": {"value": 0.79}},
+            speedup={"value": 1.58, "low": 1.0002, "high": 1.8, "parallel_efficiency": {"value": 0.79}},
         ),
         _cell("3proc", "not measured"),
         _cell("4proc", "withheld"),
@@ -36,7 +36,7 @@ def test_each_cell_has_its_line(capsys, monkeypatch, width):
         rows = [" ".join(line.split()) for line in lines]
         assert rows[1:] == [
             "1proc 20.0 s baseline – – proven",
-            "2proc 20.0 s 1.58x 1.43x to 1.80x 79 % proven",
+            "2proc 20.0 s 1.58x 1.0002x to 1.8000x 79 % proven",
             "3proc 20.0 s not measured – – not measured",
             "4proc 20.0 s withheld – – withheld",
         ]

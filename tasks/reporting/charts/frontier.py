@@ -39,7 +39,7 @@ class Place:
     needed_gb: float
     """What that rank needs of a card, a context and pieces of memory included; 10^9 bytes."""
     is_proven: bool
-    """Whether all gates of the cell and of the baseline passed."""
+    """Whether all gates of the cell and of the baseline passed, and the interval of its speedup tells."""
 
 
 def list_places(results: Results) -> list[Place]:

@@ -141,6 +141,15 @@ def test_the_last_ten_comparisons_are_shown_and_without_speedups_while_withheld(
     assert ({one.speedup for one in withheld.records}, withheld.changes) == ({None}, [])
 
 
+def test_only_cells_that_were_compared_are_named_each_with_its_own_date():
+    records = [record(f"{size}gpu", tight(0.1), session=size) for size in (1, 2)]
+    now = [record(f"{size}gpu", tight(0.1), session=9) for size in (1, 2, 4)]
+    *compared, missing = make_history([*records, *now], now).summary.rstrip(".").split(". ")
+    for size, said in zip("12", compared, strict=True):
+        assert (f"{size}gpu" in said, said.count("gpu"), f"00:0{size} UTC" in said) == (True, 1, True)
+    assert missing == "Not compared: 4gpu"
+
+
 def tight(value, width=0.01):
     return Estimate(value=value, low=value * math.exp(-width), high=value * math.exp(width))
 

@@ -23,7 +23,7 @@ def test_the_best_of_a_card_is_the_fastest_that_has_room_and_whose_gates_all_pas
     unproven = Standing(state="unproven", gates=["A gate"], reason="not looked at")
     results = measured_results.model_copy(update={"cells": [first, second.model_copy(update={"standing": unproven})]})
     assert find(results, 80) == "1proc"
-    assert "Never named as the best, since a gate was not checked: 2proc." in markdown_of(results)
+    assert "Never named as the best, since its speedup is unproven: 2proc." in markdown_of(results)
 
 
 def test_on_a_gpu_what_torch_reserved_decides_and_no_cpu_is_spoken_of(measured_results):

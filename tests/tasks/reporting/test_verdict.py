@@ -3,8 +3,10 @@
 import pytest
 
 from tasks.records.gate import BORNE_OUT, QUIET_TURNS
+from tasks.reporting.charts.frontier import list_places
 from tasks.reporting.collect import collect_results
 from tasks.reporting.verdict import make_verdict
+from tasks.services.tracked import collect_final_figures, make_gate_tags
 from tests.tasks.reporting.comparison import (
     PARAMS,
     THREE_CELLS,
@@ -41,7 +43,10 @@ def measure_three():
     [
         (with_speedup(0.8), "proven", ("slower", "0.78x to 0.82x", "40 %"), ("No:", "25 % more time")),
         (with_speedup(1.01), "proven", ("no measurable difference", "0.98x to 1.04x", "67.3 ms"), ("98 % more",)),
-        (with_speedup(2.03), "proven", ("101 %",), ("1 % less device time", "No difference: 2 jobs")),
+        (with_speedup(2.03), "proven", ("101 %",), ("1 % less device time", "No measurable difference: 2 jobs")),
+        # 1.9 / 2 is 5 % less than linear, and known to 10 %.
+        (with_speedup(1.9, 0.1), "proven", ("1.71x to 2.09x",), ("Yes:", "No measurable difference: 2 jobs")),
+        (with_speedup(1.9, 0.025), "proven", ("95 %",), ("Yes:", "No: 2 jobs", "5 % more results")),
         (with_speedup(2.1), "proven", ("suspect: 2proc is above linear (105 %)",), ("Yes: 2 jobs", "5 % fewer")),
         # An interval of more than 10 % is said by its ends; surely faster, though nobody knows by how much.
         (with_speedup(1.6, 0.2), "proven", ("trains 1.28x to 1.92x", "1.60x in the mean", "the ±3.0 %"), ("Yes",)),
@@ -58,7 +63,12 @@ def measure_three():
 def test_an_interval_decides_what_is_claimed(tmp_path, found, state, figures, worth):
     # With the parts of a waterfall contention would slow the jobs side by side.
     results = results_of(tmp_path, found.model_copy(update={"waterfalls": []}))
-    assert results.state == state
+    assert (results.state, results.cells[1].standing.state) == (state, state)
+    content = results.model_dump(mode="json")
+    assert ("final/speedup" in collect_final_figures(content)["2proc"]) == (state == "proven")
+    assert make_gate_tags(content)["2proc"]["speedup"].startswith(state)
+    places = list_places(results)
+    assert [place.is_proven for place in places] == [True, state == "proven"]
     assert not lacks(results.verdict, *figures, "all 22")
     assert ("suspect" in results.verdict) == (figures[0].startswith("suspect"))
     questions = [f"Worth it for {jobs}?" for jobs in ("one job", "many jobs")]
@@ -91,6 +101,11 @@ def test_cells_that_tie_are_called_a_tie_and_what_other_figures_say_stands_besid
         arms = [arm("1proc", 1), two, arm("ddp-2", 2, seconds=seconds)]
         results = results_of(tmp_path / str(is_tie), measurement(*arms), PARAMS | {"cells": cells})
         assert ("2proc, in a tie with ddp-2, trains" in results.verdict) == is_tie
+        # The date is that of the blocks, 1.7e9 seconds after 1970.
+        assert not lacks(results.verdict, "2023-11-14")
+        drop_updates(tmp_path / str(is_tie), "ddp-2")
+        doubtful = collect_results(outputs_of(tmp_path / str(is_tie), PARAMS | {"cells": cells})).verdict
+        assert ("a tie" in doubtful, "others: ddp-2 1." in doubtful) == (False, True)
         assert "all turns, loud ones too, give 1.30x" in results.verdict
         assert ("by medians, which disagree" in markdown_of(results)) != is_tie
     first = results.cells[0].model_copy(update={"strategy": "fsdp2"})
@@ -100,8 +115,14 @@ def test_cells_that_tie_are_called_a_tie_and_what_other_figures_say_stands_besid
 
 def test_weak_scaling_compares_samples_per_second(tmp_path):
     two = arm("2proc", 2, samples_per_second=95.2, speedup=estimate(68 / 42))
-    verdict = results_of(tmp_path, measurement(arm("1proc", 1), two, scaling="weak")).verdict
-    assert not lacks(verdict, "weak scaling", "95.2 against 58.8 samples per second")
+    results = results_of(tmp_path, measurement(arm("1proc", 1), two, scaling="weak"))
+    assert not lacks(results.verdict, "weak scaling", "95.2 against 58.8 samples per second")
+    # What it says of this job, whose batch stays, was not measured.
+    assert line_of(results, "Worth it for one job?").startswith("Not measured")
+    assert line_of(results, "Worth it for many jobs?") == ""
+    assert lacks(markdown_of(results), "Cost of the speedup", "Results per hour", "0.81 times") == [
+        "Cost of the speedup", "Results per hour", "0.81 times",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("share", "is_withheld"), [(0.049, False), (0.051, True)])
