@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain, compress
-from math import dist, hypot, inf, isclose, isfinite, sqrt
+from math import dist, hypot, inf, isclose, isfinite, log2, sqrt
 from statistics import median
 
 from ddp_audit.findings import (
@@ -244,23 +244,57 @@ def gradient_scale(audit: Audit, cell: str) -> Finding | None:
 
 
 def _find_scale(ranks: list[RankRecord]) -> float | None:
-    """Return how many times the mean loss of its micro-batches an update back-propagates; None if it is not known.
+    """Return how many times the mean loss of its micro-batches an update learns from; None if it is not known.
 
-    DDP takes the mean over the ranks; of any other exchange it is not known what it makes of a sum.
+    DDP takes the mean over the ranks; of any other exchange it is not known what it makes of a sum. Where the loss has
+    other terms beside the one of torch, what is back-propagated is another multiple of that one every time.
     """
-    results = []
     if do_optimizers_take_turns(ranks):
         return None
-    for micros in each_common_step(ranks):
+    every: list[tuple[float | None, float, list[float]]] = []
+    for step, micros in zip(ranks[0].steps, each_common_step(ranks), strict=False):
         weights = [weight for weight in map(weigh, micros) if weight is not None]
         if len(weights) < len(micros):
             continue
         if len(ranks) > 1 and any(micro.get("wrapper") != "DistributedDataParallel" for micro in micros):
             return None
-        results.append(sum(of_mean for _, of_mean in weights) / len(ranks))
-    scale = median(results) if results else 0.0
-    # What a gradient scaler multiplies a loss by, it divides the gradient by again.
+        if (rescaled := _find_rescaling(step)) == inf:
+            return None
+        factor = rescaled or 1.0
+        multiples = [factor * micro["loss"] / micro["loss_of_model"] for micro in micros]
+        every.append((rescaled, factor * sum(of_mean for _, of_mean in weights) / len(ranks), multiples))
+    # What happens to a gradient after its backward is looked at in some steps alone.
+    kept = [item for item in every if item[0] is not None] or every
+    results, multiples = [result for _, result, _ in kept], list(chain(*(item for *_, item in kept)))
+    if not _are_alike(results) and not _are_alike(multiples):
+        return None
+    scale = median(results)
+    # What a gradient scaler multiplies a loss by, it divides the gradient by again, or a fused optimizer does.
     return scale if 0 < scale < _LARGE else None
+
+
+def _are_alike(results: list[float]) -> bool:
+    """Return whether most of several numbers are one number, or powers of two times it, as a gradient scaler makes."""
+    usual = median(results) if len(results) >= _FEWEST_KEPT else 0.0
+    powers = [log2(result / usual) for result in results if result / usual > 0] if usual else []
+    return sum(abs(power - round(power)) < _SAME for power in powers) >= max(_FEWEST_KEPT, len(results) / 2)
+
+
+def _find_rescaling(step: Fields) -> float | None:
+    """Return how many times what the backward has left the optimizer finds, without clipping; inf: no such number.
+
+    None where that was not looked at.
+    """
+    whole, left = (step.get("gradient") or {}).get("head") or [], step.get("left") or []
+    lengths = hypot(*whole), hypot(*left)
+    if len(whole) != len(left) or not all(0 < length < inf for length in lengths):
+        return None
+    clips = [min(1.0, (clip["limit"] or 0.0) / (clip["norm"] + 1e-6)) for clip in step.get("clips", [])]
+    if len(clips) > 1 and min(clips) < 1:
+        return inf
+    ratio = lengths[0] / lengths[1]
+    is_multiple = dist(whole, [ratio * item for item in left]) <= (_ALIKE - 1) * lengths[0]
+    return ratio / min(clips, default=1.0) if is_multiple and min(clips, default=1.0) else inf
 
 
 def _is_sum(ranks: list[RankRecord], scale: float) -> bool:

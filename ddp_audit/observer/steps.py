@@ -72,6 +72,7 @@ class Steps:
         self._counts: dict[str, int] = {}
         self._clips: list[dict[str, Any]] = []
         self._left: dict[str, Any] | None = None
+        self._seen: dict[str, Any] = {}
         self._is_changed_early = self._is_stale = self._do_take_turns = False
         self._num_cleared = 0
         self._of_gradient: dict[str, Any] = {}
@@ -148,9 +149,11 @@ class Steps:
         of a step finds nothing, unless what the optimizer found last is still there.
         """
         if self.is_sampled and self._optimizers and not self._do_take_turns:
-            now = digest_gradients(self._list_all_parameters())
+            before, self._seen = self._seen, digest_gradients(self._list_all_parameters())
+            now = self._seen
             if is_after:
-                self._left = now
+                # What it adds nothing to is a copy that the script makes of a gradient, such as one in 32 bits.
+                self._left = now if now.get("is_zero") or now["digests"] != before.get("digests") else None
             elif not now["digests"] or now.get("is_zero"):
                 self._num_cleared += self._left is not None
                 self._left, self._is_stale = None, False
