@@ -94,6 +94,20 @@ def test_the_headline_is_the_best_cell_that_passed_and_says_what_is_withheld_and
     assert not lacks(verdict, "4proc is withheld", "“Same parameters on all ranks”", "1 other gate")
 
 
+@pytest.mark.parametrize(
+    ("of_four", "says"),
+    [(1.3, "Proven: 4proc trains 1.30x"), (0.8, "Unproven (the interval holds 1): whether 2proc is")],
+)
+def test_what_may_be_1_stands_behind_what_is_faster_and_before_what_is_slower(tmp_path, of_four, says):
+    found = {"2proc": estimate(1.35, 0.3), "4proc": estimate(of_four)}
+    arms = [arm(cell, int(cell[0]), seconds=0.12 / one.value, speedup=one) for cell, one in found.items()]
+    given = measurement(arm("1proc", 1, seconds=0.12), *arms, waterfalls=[], beside={})
+    results = results_of(tmp_path, given, THREE_CELLS)
+    assert results.verdict.startswith(says)
+    headline = collect_final_figures(results.model_dump(mode="json"))[None]
+    assert headline.get("final/speedup") == (of_four if results.state == "proven" else None)
+
+
 def test_cells_that_tie_are_called_a_tie_and_what_other_figures_say_stands_beside(tmp_path):
     cells = PARAMS["cells"] | {"ddp-2": {"strategy": "ddp", "world_size": 2}}
     for seconds, is_tie in ((0.043, True), (0.048, False)):
