@@ -209,7 +209,7 @@ def draw_svg(name: str, chart: Chart, results: Results) -> str:
     shown = show_chart(name, chart, results)
     title, words = (html.escape(text, quote=False) for text in (shown.title, shown.alternative))
     description = f"<title>{title}</title><desc>{words}</desc>"
-    return f'<svg{head} role="img">{_STYLESHEET}{description}{rest}'
+    return wording.replace_unprintable(f'<svg{head} role="img">{_STYLESHEET}{description}{rest}')
 
 
 def inline(svg: str) -> str:

@@ -1,10 +1,10 @@
 """The stage as a whole: what is withheld in all of its files, and what ends it."""
 
+import json
 import re
 from xml.etree import ElementTree
 
 from tasks.report import make_report
-from tasks.reporting.results import write_results
 from tests.processes import run_python
 from tests.tasks.reporting.comparison import edit_segment
 from tests.tasks.reporting.hostile import CODES, NAMES, hostile
@@ -60,12 +60,16 @@ def test_missing_arguments_and_files_end_in_one_line(tmp_path):
 
 
 def test_a_strangers_results_are_rendered_without_markup_and_without_codes_of_a_terminal(tmp_path, measured_results):
-    attacked = hostile(measured_results)
-    write_results(tmp_path / "x.json", attacked)
+    name, text = NAMES["2proc"], json.dumps(hostile(measured_results).model_dump(mode="json"))
+    text = text.replace(json.dumps(name)[1:-1], json.dumps(name + CODES)[1:-1])
+    (tmp_path / "x.json").write_text(text, encoding="utf-8")
     done = run_stage(tmp_path, "--from-results", "x.json", "--reports", "reports")
     assert done.returncode == 0, done.stderr
     files = [path for path in files_in(tmp_path / "reports") if path.suffix != ".json"]
     for name, text in {"stdout": done.stdout, **{path.name: path.read_text() for path in files}}.items():
         assert [char for char in CODES if not char.isprintable() and char in text] == [], name
-    badge = ElementTree.parse(tmp_path / "reports" / "badge.svg")
-    assert all(name in "".join(badge.getroot().itertext()) for name in NAMES.values())
+    drawn = {
+        path.stem: "".join(ElementTree.parse(path).getroot().itertext()) for path in files if path.suffix == ".svg"
+    }
+    assert all(name in drawn["badge"] for name in NAMES.values())
+    assert len(drawn) > 5
