@@ -11,8 +11,9 @@ from typing import Any
 
 import psutil
 
-from tasks.machine.gpu_facts import open_gpus, read_compute_capability
+from tasks.machine.gpu_facts import ask_nvml, open_gpus, read_compute_capability
 from tasks.machine.host_facts import list_usable_cpus
+from tasks.process.failure import ResourceError
 from tasks.records.facts import GpuFacts
 from tasks.records.manifests import MachineFile
 from training.process.files import digest_json
@@ -22,17 +23,21 @@ PACKAGES = ("torch", "torchvision", "transformers", "numpy", "safetensors")
 
 
 def collect_machine_facts() -> MachineFile:
-    """Return GPUs, driver, CPU and versions, and under `digest` the sha256 of them all."""
+    """Return GPUs, driver, CPU and versions, and under `digest` the sha256 of them all.
+
+    Raises ResourceError if a GPU that may be used does not answer.
+    """
     import pynvml
 
     with open_gpus() as opened:
         gpus = [
             GpuFacts(
                 name=pynvml.nvmlDeviceGetName(handle),
-                memory_gib=round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
+                memory_gib=memory and round(memory.total / 2**30, 1),
                 compute_capability=read_compute_capability(handle),
             )
             for handle in opened.handles
+            for memory in [ask_nvml("DeviceGetMemoryInfo", handle)]
         ]
     facts = MachineFile(
         digest="",
@@ -80,7 +85,7 @@ def read_gpu_energy_joules() -> float | None:
     """Return the energy that the GPUs have used since their driver was loaded; None where one of them does not tell."""
     import pynvml
 
-    with contextlib.suppress(pynvml.NVMLError), open_gpus() as opened:
+    with contextlib.suppress(ResourceError), open_gpus() as opened:
         if opened.handles:
             return sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in opened.handles) / 1000
     return None

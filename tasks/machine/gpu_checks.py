@@ -9,6 +9,7 @@ from ddp_audit.process.wording import explain
 from tasks.machine.gpu_facts import SWITCHED_OFF, GpuMoment, LinkFacts, open_gpus, read_gpu, read_link
 from tasks.machine.host_checks import BYTES_PER_PARAMETER, SPARE_MEMORY
 from tasks.machine.host_facts import list_our_pids
+from tasks.process.failure import ResourceError
 from tasks.process.wording import format_plural
 from tasks.records.measurement import PreflightCheck
 
@@ -37,8 +38,6 @@ def compute_needed_gib(allocated_gib: float, reserved_gib: float | None = None) 
 
 def check_gpus(world_sizes: Sequence[int], *, num_parameters: int | None = None) -> list[PreflightCheck]:
     """Return all checks of the GPUs that cells of these sizes will use."""
-    import pynvml
-
     try:
         with open_gpus() as opened:
             if opened.problem:
@@ -49,8 +48,8 @@ def check_gpus(world_sizes: Sequence[int], *, num_parameters: int | None = None)
                 read_link(handles[first], handles[second], indices=(first, second))
                 for first, second in itertools.combinations(range(len(handles)), 2)
             ]
-    except pynvml.NVMLError as error:
-        return [PreflightCheck.not_checked("GPUs", "driver_silent", f"the driver does not answer: {error}")]
+    except ResourceError as error:
+        return [PreflightCheck.not_checked("GPUs", "driver_silent", str(error))]
     return judge_gpus(gpus, links, world_sizes=world_sizes, num_parameters=num_parameters)
 
 

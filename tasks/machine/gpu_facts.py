@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tasks.process.failure import ResourceError
+
 
 @dataclass(frozen=True, kw_only=True)
 class OpenGpus:
@@ -20,11 +22,13 @@ class OpenGpus:
     handles: tuple[Any, ...]
     """One NVML handle per GPU or slice of one, in the order in which ranks take them."""
     every: tuple[Any, ...] = ()
-    """Those of all GPUs of the machine, in the driver's order, whoever may use them."""
+    """Those of all GPUs of the machine that answer, in the driver's order, whoever may use them."""
     driver: str | None
     """The driver's version; None without a driver."""
     problem: str | None
     """Why there is no GPU, in plain words; None if there is one."""
+    is_broken: bool = False
+    """Whether there is a driver that does not answer, so that GPUs may be there all the same."""
     is_slice: bool = False
     """Whether the one handle is of a MIG slice, beside which CUDA shows a process nothing."""
 
@@ -60,6 +64,7 @@ _QUESTIONS = {
 }  # fmt: skip
 """Field of a GpuMoment -> what NVML calls it."""
 _MIG_ON = 1
+ON_CPU = "set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"
 _READING_PEERS = 0
 """NVML_P2P_CAPS_INDEX_READ, which is a tuple in nvidia-ml-py (13.x: `= 0,`), so that no call takes it."""
 SWITCHED_OFF = _PEER_STATES[4]
@@ -218,41 +223,85 @@ def ask_nvml(question: str, *arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def open_gpus() -> Iterator[OpenGpus]:
-    """Open NVML for a while; a machine without a driver has no GPUs and says so.
+    """Open NVML for a while; a machine whose driver does not answer has no GPUs and says so.
 
-    Raises pynvml.NVMLError if there is a driver and one of its GPUs does not answer.
+    Raises ResourceError if a GPU that CUDA_VISIBLE_DEVICES leaves does not answer, then or while NVML is open.
     """
     import pynvml
 
-    absence = ""
+    absence = None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        absence = f"no NVIDIA driver answers: {error}"
-    if absence:
-        yield OpenGpus(handles=(), driver=None, problem=absence)
+        absence = _explain_absence(error)
+    if absence is not None:
+        yield absence
         return
     try:
-        every = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        slices = [_list_slices(handle) for handle in every]
+        there = _list_handles()
+        slices = [None if isinstance(handle, ResourceError) else _list_slices(handle) for handle in there]
         choice = os.environ.get("CUDA_VISIBLE_DEVICES")
         problem = f"CUDA_VISIBLE_DEVICES={choice} leaves none of {len(slices)} GPUs"
         if [] in slices:
             problem = "MIG is on and no slice is there; make one (nvidia-smi mig -cgi ... -C), or switch MIG off"
         chosen = select_visible(
-            [pynvml.nvmlDeviceGetUUID(handle) for handle in every],
+            [_read_uuid(handle) for handle in there],
             choice,
-            slices=[None if own is None else [pynvml.nvmlDeviceGetUUID(part) for part in own] for own in slices],
+            slices=[None if own is None else [_read_uuid(part) for part in own] for own in slices],
         )
+        handles = [there[gpu] if part is None else (slices[gpu] or [])[part] for gpu, part in chosen]
+        for handle in handles:
+            if isinstance(handle, ResourceError):
+                raise handle
         yield OpenGpus(
-            handles=tuple(every[gpu] if part is None else (slices[gpu] or [])[part] for gpu, part in chosen),
-            every=tuple(every),
+            handles=tuple(handles),
+            every=tuple(handle for handle in there if not isinstance(handle, ResourceError)),
             driver=str(pynvml.nvmlSystemGetDriverVersion()),
             problem=None if chosen else problem,
             is_slice=bool(chosen) and chosen[0][1] is not None,
         )
+    except pynvml.NVMLError as error:
+        raise ResourceError(f"a GPU does not answer: {error}; restart the machine, or {ON_CPU}") from None
     finally:
         pynvml.nvmlShutdown()
+
+
+def _explain_absence(error: Exception) -> OpenGpus:
+    """Return why NVML does not open: there is no driver, or it is broken."""
+    import pynvml
+
+    problem = f"no NVIDIA driver answers: {str(error).rstrip('.')}"
+    is_absent = isinstance(error, pynvml.NVMLError_LibraryNotFound | pynvml.NVMLError_DriverNotLoaded)
+    if is_absent and not any(Path("/dev").glob("nvidia[0-9]*")):
+        return OpenGpus(handles=(), driver=None, problem=problem)
+    problem += (
+        "; see that `nvidia-smi` works (a driver that was updated wants a restart, a container "
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+    )
+    return OpenGpus(handles=(), driver=None, problem=problem, is_broken=True)
+
+
+def _list_handles() -> list[Any]:
+    """Return of each GPU that this process may use, in the driver's order, its handle, or why it has none.
+
+    Those that it may not use (a container's, a job's of a cluster) are none to CUDA either.
+    """
+    import pynvml
+
+    handles = list[Any]()
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            handles.append(pynvml.nvmlDeviceGetHandleByIndex(index))
+        except pynvml.NVMLError_NoPermission:
+            continue
+        except pynvml.NVMLError as error:
+            remedy = f"restart the machine, leave it out with CUDA_VISIBLE_DEVICES, or {ON_CPU}"
+            handles.append(ResourceError(f"GPU {index} does not answer: {error}; {remedy}"))
+    return handles
+
+
+def _read_uuid(handle: Any) -> str:
+    return "" if isinstance(handle, ResourceError) else ask_nvml("DeviceGetUUID", handle) or ""
 
 
 def _list_slices(handle: Any) -> list[Any] | None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from tasks.machine.gpu_facts import ask_nvml, divide, open_gpus, read_memory_gib, read_slowdowns
+from tasks.process.failure import ResourceError
 from training.process.heartbeat import call_every
 
 _MULTIPROCESSORS = 1
@@ -110,11 +111,9 @@ def open_gpu_meter() -> Iterator[GpuMeter]:
 
     Without a driver, or with one that does not answer, its spans have no GPUs.
     """
-    import pynvml
-
     with contextlib.ExitStack() as stack:
         gpus: list[Callable[[], Reading]] = []
-        with contextlib.suppress(pynvml.NVMLError):
+        with contextlib.suppress(ResourceError):
             gpus = [partial(_read_gpu, handle) for handle in stack.enter_context(open_gpus()).handles]
         meter = GpuMeter(gpus)
         if gpus:

@@ -3,11 +3,12 @@
 What is found here is one line with a remedy; a rank would find it after everything was downloaded, or be slow for it.
 """
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 
-from tasks.machine.gpu_facts import ask_nvml, open_gpus
+from tasks.machine.gpu_facts import ON_CPU, ask_nvml, open_gpus
 from tasks.machine.torch_facts import TorchFacts, fetch_torch_facts
 from tasks.params import Params
 from tasks.params.choices import read_unit
@@ -15,20 +16,21 @@ from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.records.facts import GpuFacts
 from tasks.records.manifests import MachineFile
 
+_log = logging.getLogger(__name__)
+
 FIRST_WITH_BF16 = (8, 0)
 """Compute capability of Ampere: the first GPUs that compute in bf16, and that have the variable-length kernel."""
 _OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}
 """By the major version of CUDA, all of whose minor ones run on it. Source: NVIDIA, CUDA Compatibility."""
 _BY_ADDRESS = "PCI_BUS_ID"
 _CHOICES_OF_NONE = ("", "-1")
-_CPU = "set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"
 
 
 def require_usable_gpus(params: Params, machine: MachineFile) -> None:
     """Raise ResourceError or ConfigurationError, in one line, if the cells cannot train on the GPUs as they are asked.
 
-    Nothing is asked where there is no GPU. Where there are some of which none can be used, that is a ResourceError too,
-    unless CUDA_VISIBLE_DEVICES says so.
+    Nothing is asked where there is no GPU, which is logged. Where there are some of which none can be used, or a driver
+    that does not answer, that is a ResourceError too, unless CUDA_VISIBLE_DEVICES says so.
     """
     if not machine.gpus and os.environ.get("CUDA_VISIBLE_DEVICES") in _CHOICES_OF_NONE:
         return
@@ -36,8 +38,9 @@ def require_usable_gpus(params: Params, machine: MachineFile) -> None:
         names = [str(ask_nvml("DeviceGetName", handle)) for handle in opened.every]
         driver_cuda = ask_nvml("SystemGetCudaDriverVersion") if names else None
     if not machine.gpus:
-        if names:
-            raise ResourceError(f"{opened.problem}; or {_CPU}")
+        if names or opened.is_broken:
+            raise ResourceError(f"{opened.problem}; or {ON_CPU}")
+        _log.info("no GPU: trains on the CPU")
         return
     used = machine.gpus[: max(cell.ranks_per_node for cell in params.cells.values())]
     if problem := (
@@ -72,7 +75,7 @@ def explain_too_few(params: Params, machine: MachineFile, *, num_there: int, is_
         remedy = f"name more in CUDA_VISIBLE_DEVICES, {remedy}"
     return (
         f"cells.{cell} has {ranks[cell]} ranks{here}, each of which needs a GPU of its own, and {may}; {remedy}, leave "
-        f"it out, say oversubscribe: true in it (ranks then share GPUs, which says nothing about scaling), or {_CPU}"
+        f"it out, say oversubscribe: true in it (ranks then share GPUs, which says nothing about scaling), or {ON_CPU}"
     )
 
 
@@ -103,24 +106,24 @@ def explain_unfit(
     """
     first = gpus[0].name
     if torch.cuda is None:
-        return f"torch {torch.version} is built for CPUs and this machine has a {first}; run `make setup`, or {_CPU}"
+        return f"torch {torch.version} is built for CPUs and this machine has a {first}; run `make setup`, or {ON_CPU}"
     wanted = int(torch.cuda.partition(".")[0])
     if driver_cuda is not None and driver_cuda // 1000 < wanted:
         oldest, runs = _OLDEST_DRIVERS.get(wanted), f"{driver_cuda // 1000}.{driver_cuda % 1000 // 10}"
         other = "type `make setup TORCH=cuda12`, " if driver_cuda // 1000 == 12 else ""
         return (
             f"the NVIDIA driver {driver} runs CUDA {runs} at most, and torch {torch.version} is built for CUDA "
-            f"{torch.cuda}; {other}update the driver{f' to {oldest} or later' if oldest else ''}, or {_CPU}"
+            f"{torch.cuda}; {other}update the driver{f' to {oldest} or later' if oldest else ''}, or {ON_CPU}"
         )
     for gpu in gpus:
         capability = parse_capability(gpu)
         if capability is not None and torch.arch_list and not has_code_for(capability, torch.arch_list):
             return (
                 f"torch {torch.version} has no code for {gpu.name} (compute capability {gpu.compute_capability}; "
-                f"it has {', '.join(torch.arch_list)}); leave the GPU out with CUDA_VISIBLE_DEVICES, or {_CPU}"
+                f"it has {', '.join(torch.arch_list)}); leave the GPU out with CUDA_VISIBLE_DEVICES, or {ON_CPU}"
             )
     if torch.problem is not None:
-        return f"torch {torch.version} cannot use {first}: {torch.problem}; see that `nvidia-smi` works, or {_CPU}"
+        return f"torch {torch.version} cannot use {first}: {torch.problem}; see that `nvidia-smi` works, or {ON_CPU}"
     if torch.num_gpus < len(gpus):
         return (
             f"the driver names {len(gpus)} GPUs that the cells are to use, torch {torch.version} finds "

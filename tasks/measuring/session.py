@@ -209,15 +209,16 @@ def _collect_unavailable(params: Params, with_waterfall: Collection[str]) -> lis
 def has_room(arms: Sequence[Arm], cells: Sequence[Cell], machine: MachineFile, *, device: str, held: HeldBytes) -> bool:
     """Return whether the variants of all arms fit into memory side by side, optimizer state included.
 
-    Counted is the head, and on GPUs its first one: a rank of every cell is there. Activations are not known and left
-    room for.
+    Counted is the head, and on GPUs its first one: a rank of every cell is there. One whose memory the driver does not
+    tell has the host's. Activations are not known and left room for.
     """
     sizes = {cell.name: cell.world_size // cell.num_nodes for cell in cells}
     variants = Counter(cell for cell, _ in {(arm.cell, json.dumps(dict(arm.variant))) for arm in arms})
     num_devices = len(machine.gpus) if device == "cuda" else 1
     num_ranks = {cell: -(-sizes[cell] // num_devices) for cell in variants}
     needed = sum(num_ranks[cell] * (held.shared + number * held.of_variant) for cell, number in variants.items())
-    free = machine.gpus[0].memory_gib * 2**30 if device == "cuda" else read_free_memory_bytes()[0]
+    memory_gib = machine.gpus[0].memory_gib if device == "cuda" else None
+    free = read_free_memory_bytes()[0] if memory_gib is None else memory_gib * 2**30
     if needed <= _SHARE_OF_MEMORY * free:
         return True
     _log.warning(

@@ -123,8 +123,8 @@ class GpuFacts(Record):
 
     name: str
     """As the driver names it."""
-    memory_gib: float
-    """Its memory."""
+    memory_gib: float | None
+    """Its memory; null where the driver does not tell, as of one that has the host's."""
     compute_capability: str | None = None
     """What NVIDIA calls its generation, such as 9.0."""
 

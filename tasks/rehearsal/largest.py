@@ -135,5 +135,7 @@ def _find_on_machine(params: Params, *, machine: MachineFile, base_model: Path) 
             rooms[cell] = _SHARE_OF_HOST * read_free_memory_bytes()[0] / GIB / spread.ranks_per_node
             if device == "cuda":
                 ranks_per_gpu = -(-spread.ranks_per_node // machine.num_gpus)
-                rooms[cell] = min(gpu.memory_gib for gpu in machine.gpus) / ranks_per_gpu
+                sizes = [gpu.memory_gib for gpu in machine.gpus[: spread.ranks_per_node]]
+                known = [size / ranks_per_gpu for size in sizes if size is not None]
+                rooms[cell] = min(known, default=rooms[cell])
         return find_largest(params, configs, rooms, capability=capability)

@@ -3,6 +3,8 @@
 #include <cuda.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 // A handle is the place from 1 on and, of a slice, 256 for each place of it.
@@ -10,7 +12,16 @@ enum { SLICE = 256 };
 static int place_of(void *handle) { return (int)((uintptr_t)handle % SLICE - 1); }
 static int slice_of(void *handle) { return (int)((uintptr_t)handle / SLICE); }
 
-int nvmlInit_v2(void) { return phantom_num_cards() ? 0 : 9; } // 9: no driver
+// PHANTOM_REFUSED=NAME:PLACE:ERROR: what the driver answers to one question of one card, in NVML's numbers.
+static int refused(const char *question, int place) {
+    const char *said = getenv("PHANTOM_REFUSED");
+    char name[32];
+    int which, error;
+    if (!said || sscanf(said, "%31[^:]:%d:%d", name, &which, &error) != 3) return 0;
+    return !strcmp(name, question) && which == place ? error : 0;
+}
+
+int nvmlInit_v2(void) { return phantom_num_cards() ? refused("Init", 0) : 9; } // 9: no driver
 int nvmlInitWithFlags(unsigned flags) { (void)flags; return nvmlInit_v2(); }
 int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int error) { return error == 9 ? "Driver Not Loaded" : "refused by the phantom"; }
@@ -20,7 +31,7 @@ int nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDrive
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)phantom_num_cards(); return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     *handle = (void *)(uintptr_t)(index + 1);
-    return index < (unsigned)phantom_num_cards() ? 0 : 2;
+    return index < (unsigned)phantom_num_cards() ? refused("Handle", (int)index) : 2;
 }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) {
     unsigned domain, place;
@@ -40,7 +51,7 @@ int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
 int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *found) {
     unsigned long long all = phantom_part(phantom_card()->board_memory, slice_of(handle));
     found[0] = all, found[1] = all, found[2] = 0;
-    return 0;
+    return refused("MemoryInfo", place_of(handle));
 }
 // What a driver tells of a card and of no slice of it: clocks, power, heat and load. 3: not supported.
 static int of_card(void *handle) { return slice_of(handle) ? 3 : 0; }

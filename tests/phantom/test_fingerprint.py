@@ -20,6 +20,14 @@ _REFUSED = {
         {"PHANTOM_DRIVER_CUDA": "12040"},
         ("the NVIDIA driver 595.00.00 runs CUDA 12.4 at most", "update the driver to 580 or later"),
     ),
+    # After an update of the driver without a restart.
+    "a driver of another version than its library": (
+        {"PHANTOM_REFUSED": "Init:0:18"}, ("no NVIDIA driver answers", "version mismatch; see that `nvidia-smi` works"),
+    ),
+    "a card that fell off the bus": (
+        {"PHANTOM_REFUSED": "Handle:1:15"},
+        ("GPU 1 does not answer: GPU is lost", "restart the machine, leave it out with CUDA_VISIBLE_DEVICES"),
+    ),
     # As many slices as ranks are named, and no process sees more than one of them.
     "two slices for two ranks": (
         {"PHANTOM_SLICES": "2", "CUDA_VISIBLE_DEVICES": f"{SLICE},MIG-00000000-0000-0000-0000-000000000100"},
@@ -28,6 +36,7 @@ _REFUSED = {
     ),
 }  # fmt: skip
 
+_H100 = (CARDS["H100-80"].name, "9.0")
 _ON_ONE = """cells:
   1gpu: {strategy: single, world_size: 1}
   shared: {strategy: ddp, world_size: 2, oversubscribe: true}
@@ -74,9 +83,16 @@ def test_what_cannot_be_trained_on_is_refused_in_one_line_with_the_remedy(enviro
         # CUDA shows a process one slice, whose capability is that of the card.
         ({"PHANTOM_SLICES": "3"}, _ON_ONE, [(f"{CARDS['H100-80'].name} MIG 1g.10gb", "9.0")]),
         ({"PHANTOM_SLICES": "0", "CUDA_VISIBLE_DEVICES": ""}, "", []),
+        ({"PHANTOM_REFUSED": "Init:0:18", "CUDA_VISIBLE_DEVICES": ""}, "", []),
+        ({"PHANTOM_REFUSED": "Handle:0:4"}, _ON_ONE, [_H100]),
+        ({"PHANTOM_REFUSED": "Handle:1:15", "CUDA_VISIBLE_DEVICES": "0"}, _ON_ONE, [_H100]),
+        ({"PHANTOM_REFUSED": "MemoryInfo:0:3", "CUDA_VISIBLE_DEVICES": "0"}, _ON_ONE, [_H100]),
     ],
-    ids=["a slice", "the CPU"],
-)
+    ids=[
+        "a slice", "the CPU", "the CPU, whatever the driver says", "a card of somebody else", "a lost card beside",
+        "a card with the host's memory",
+    ],
+)  # fmt: skip
 def test_what_can_be_trained_on_is_kept_as_the_machines(environment, cells, found, fingerprint, tmp_path):
     done = fingerprint(environment, cells=cells)
     assert done.returncode == 0, done.stderr

@@ -55,6 +55,20 @@ def test_the_cell_with_least_room_decides_for_all(model, tmp_path):
     assert find_largest(params, configs, rooms, capability=None) == 1
 
 
+def test_a_card_that_no_rank_of_a_cell_has_takes_no_room_from_it(model, monkeypatch):
+    machine = make_machine(num_gpus=2, memory_gib=80.0)
+    cards = [machine.gpus[0].model_copy(update={"memory_gib": size, "compute_capability": "9.0"}) for size in (80, 8)]
+    rooms = {}
+    monkeypatch.setattr("tasks.rehearsal.largest.find_largest", lambda *given, **_: rooms.update(given[2]) or 1)
+    params = _ask(
+        one={"strategy": "single", "world_size": 1}, two={"strategy": "ddp", "world_size": 2},
+        shared={"strategy": "ddp", "world_size": 4, "oversubscribe": True},
+    )  # fmt: skip
+    machine = machine.model_copy(update={"gpus": cards})
+    settle_micro_batch(params, machine=machine, base_model=with_manifest(model, num_parameters=1, model_type="qwen2"))
+    assert rooms == {"one": 80.0, "two": 8.0, "shared": 4.0}
+
+
 def test_what_was_found_is_kept_and_is_what_every_stage_works_with(model, caplog, tmp_path):
     base_model = with_manifest(model, num_parameters=10**5, model_type="qwen2")
     # One size, each of whose rehearsals takes a second.
