@@ -84,12 +84,15 @@ def continue_rows(model: Any, source: "Slice", *, base_model: Path, eos_token_id
     """Return the model's greedy continuations of the first tokens of a few rows, beside how the rows really go on."""
     import torch
     from tokenizers import Tokenizer
-    from transformers import GenerationConfig
+    from transformers import AutoTokenizer, GenerationConfig
 
-    tokenizer = Tokenizer.from_file(str(base_model / "tokenizer.json"))
+    if (file := base_model / "tokenizer.json").exists():
+        tokenizer = Tokenizer.from_file(str(file))
+    else:  # vocab.json and merges.txt, say
+        tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False).backend_tokenizer
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     # The model's own settings might sample or punish repetition, which would hide what the weights say.
     model.generation_config = GenerationConfig(
-        max_new_tokens=_CONTINUATION_TOKENS,
         do_sample=False,
         use_cache=True,
         eos_token_id=eos_token_id,
@@ -99,7 +102,12 @@ def continue_rows(model: Any, source: "Slice", *, base_model: Path, eos_token_id
     for row, num_prompt in select_rows(np.diff(source.offsets), source.num_given):
         tokens = source.row(row, num_prompt + _CONTINUATION_TOKENS).tolist()
         prompt = torch.tensor([tokens[:num_prompt]], device=model.device)
-        written = model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt))[0, num_prompt:].tolist()
+        room = _CONTINUATION_TOKENS if positions is None else min(_CONTINUATION_TOKENS, positions - num_prompt)
+        written = list[int]()
+        if room > 0:
+            mask = torch.ones_like(prompt)
+            whole = model.generate(input_ids=prompt, attention_mask=mask, max_new_tokens=room)
+            written = whole[0, num_prompt:].tolist()
         samples.append(
             {
                 "row_id": int(source.row_ids[row]),

@@ -4,6 +4,7 @@ import math
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,6 +119,19 @@ def test_the_same_prompts_are_continued_greedily_by_every_model(comparison):
         with torch.no_grad():
             written.append(int(model(torch.tensor([ids + written])).logits[0, -1].argmax()))
     assert base[0]["continuation"].split() == [f"w{index}" for index in written]
+
+
+def test_a_tokenizer_of_two_files_and_a_model_of_few_positions_write_what_they_can(comparison, tmp_path):
+    folder = shutil.copytree(comparison / "data/base_model", tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    write_json(folder / "vocab.json", {f"w{index}": index for index in range(VOCAB_SIZE)})
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    config = json.loads((folder / "config.json").read_bytes())
+    write_json(folder / "config.json", config | {"max_position_embeddings": 30})
+    rows = replace(_rows(comparison), base_model=folder)
+    samples = evaluate(ModelToEvaluate(name="one", checkpoint=None, weights_digest=""), rows).samples
+    assert [sample.prompt.count("w") for sample in samples] == [24] * 3
+    assert {sample.continuation.count("w") for sample in samples} <= set(range(1, 7))
 
 
 def test_every_row_is_in_exactly_one_batch_and_no_batch_is_larger_than_asked():
