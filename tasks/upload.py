@@ -264,6 +264,7 @@ def _main() -> None:
             status="staged", cell=manifest.cell, num_files=len(manifest.files), revisions=dict.fromkeys(revisions)
         )
     else:
+        arguments.receipt.unlink(missing_ok=True)  # of the Hub as it was until now
         receipt = _publish(params, repo_id, staged, manifest, list(revisions))
     receipt.write(arguments.receipt)
 

@@ -38,6 +38,11 @@ def test_flow_runs_every_stage_of_dvc_yaml_after_those_it_depends_on(project, mo
         assert stages.index(needed) < stages.index(stage), f"{stage} needs {needed}"
 
 
+def test_dvc_never_restores_what_only_an_upload_can_do(project):
+    with Repo(str(project)) as repo:
+        assert any(out.persist for out in repo.stage.collect("upload")[0].outs)
+
+
 def _write_results(folder, speedup):
     before, now = pair(2.0, speedup, width=0.01)
     path = folder / "results.json"

@@ -15,6 +15,7 @@ from tests.workspace import Workspace
 pytestmark = pytest.mark.slow
 
 TOKEN = SECRETS["HF_TOKEN"]
+OTHER = "hf_otherOtherOtherOtherOtherOther02"
 STAGE = (
     "-m tasks.upload --base-model data/base_model --runs data/runs --reports reports --staged reports/hub "
     "--receipt data/upload.json"
@@ -142,6 +143,9 @@ def test_stage_is_done_only_once_published_with_a_branch_for_each_epoch_and_a_se
     assert said.count("nothing changed, nothing sent") == 3
     assert hub.count("PUT|commit/|preupload") == 0
     assert read_json(work.folder / "data/upload.json") == receipt
+    # Of what was sent before that failed nobody knows.
+    refused = work.run("python", *arguments, ok=False, **{**without_token, "HF_TOKEN": OTHER})
+    assert (refused.returncode, (work.folder / "data/upload.json").exists()) == (2, False)
     assert TOKEN not in said
     assert files_with_a_secret(publisher.folder) == []
 
@@ -215,7 +219,7 @@ def test_hub_down_or_silent_ends_with_upload_pending_and_exit_code_4_in_bounded_
 @pytest.mark.parametrize(
     ("token", "faults", "code", "said"),
     [
-        ("hf_otherOtherOtherOtherOtherOther02", [], 2, "HTTP 401: Invalid credentials in Authorization header"),
+        (OTHER, [], 2, "HTTP 401: Invalid credentials in Authorization header"),
         (TOKEN, [("403", COMMIT)], 2, "HTTP 403: injected"),
         (TOKEN, [("400", COMMIT)], 4, "HTTP 400: injected; change"),
     ],
