@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import gc
 import http.client
+import itertools
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ddp_audit.process.lifeline import set_parent_death_signal
-from tasks.process.failure import ConfigurationError, ResourceError
+from tasks.process.failure import FREE_SPACE, ConfigurationError, ResourceError
 from tasks.process.logs import switch_off_telemetry
 from tasks.process.proxies import bypass_proxies_to
 from tasks.services.own_site import OwnSite, keep_credentials, make_credentials, make_private_folder, write_private
@@ -172,9 +173,9 @@ def _start(address: tuple[str, int], *, temporary: bool) -> Server:
             f"port {address[1]} is not to be had ({os.strerror(error.errno or 0)}); free it, or choose another one: "
             "PREFECT_SERVER_API_PORT=4201 make serve"
         ) from None
-    _set_damaged_aside(HOME / "prefect.db")
     LOG.parent.mkdir(parents=True, exist_ok=True)
     with listening, LOG.open("wb") as log:
+        _set_damaged_aside(HOME / "prefect.db")
         origin = "http://{}:{}".format(*listening.getsockname())
         credentials = make_credentials() if temporary else keep_credentials(LOGIN)
         access = {"PREFECT_API_URL": f"{origin}/api", "PREFECT_API_AUTH_STRING": credentials}
@@ -219,21 +220,30 @@ def _main() -> None:
 
 
 def _set_damaged_aside(database: Path) -> None:
-    """Give a database that SQLite cannot read another name, in one line, so that the server makes a new one."""
+    """Give a damaged database another name, in one line, so that the server makes a new one.
+
+    Raises ResourceError where nothing can be said of it, such as on a full disk.
+    """
     if not database.exists():
         return
     try:
         with contextlib.closing(sqlite3.connect(database)) as connection:
             if connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",):
                 return
-    except sqlite3.DatabaseError as error:
-        if "locked" in str(error):
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        # What has none quotes the damage; bits above these say more of it.
+        kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return
+        if kind not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise ResourceError(f"{database}: {error}; mend that or {FREE_SPACE}") from None
+    names = (f"{database}.damaged{number or ''}" for number in itertools.count())
+    aside = next(name for name in names if not Path(name).exists())
     for part in ("", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
-            Path(f"{database}{part}").replace(f"{database}.damaged{part}")
+            Path(f"{database}{part}").replace(f"{aside}{part}")
     sys.stderr.write(
-        f"ddp-compare: {database} was damaged; it is {database}.damaged now, and Prefect begins a new one "
+        f"ddp-compare: {database} was damaged; it is {aside} now, and Prefect begins a new one "
         "(earlier runs are no longer shown, no result is lost)\n"
     )
 

@@ -38,6 +38,7 @@ _UNWRITTEN = 120
 
 STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """What the system says where a disk takes no more."""
+FREE_SPACE = "free space or choose another disk"
 
 
 class StageError(ValueError):
@@ -147,7 +148,7 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
     except OSError as error:
         if error.errno not in STORAGE_ERRORS:
             raise
-        sys.stderr.write(f"{name}: {error.strerror}: {error.filename or 'a file'}; free space or choose another disk\n")
+        sys.stderr.write(f"{name}: {error.strerror}: {error.filename or 'a file'}; {FREE_SPACE}\n")
         sys.exit(ExitCode.RESOURCES)
     except KeyboardInterrupt:
         sys.stderr.write(f"{name}: interrupted\n")

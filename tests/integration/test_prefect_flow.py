@@ -132,15 +132,21 @@ def test_reruns_of_what_is_cached_start_no_server_import_no_prefect_and_leave_no
 
 def test_damaged_database_of_prefect_is_put_aside_in_one_line(tmp_path, capsys, prefect_database):
     database = tmp_path / "prefect.db"
-    database.write_bytes(prefect_database.read_bytes())
+    whole = prefect_database.read_bytes()
+    database.write_bytes(whole)
     _set_damaged_aside(database)
     assert (database.is_file(), capsys.readouterr().err) == (True, "")
-    database.write_bytes(b"no database " * 1000)
-    _set_damaged_aside(database)
-    assert not database.exists()
-    assert (tmp_path / "prefect.db.damaged").read_bytes().startswith(b"no database ")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "prefect.db was damaged" in line
+    damaged = {
+        "prefect.db.damaged": b"no database " * 1000,
+        "prefect.db.damaged1": whole.replace(b"CREATE TABLE", b"CREA\xfdE TABLE"),
+    }
+    for aside, content in damaged.items():
+        database.write_bytes(content)
+        _set_damaged_aside(database)
+        assert not database.exists()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"prefect.db was damaged; it is {tmp_path / aside} now" in line
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == damaged
 
 
 def _copy(finished, folder, **train):
