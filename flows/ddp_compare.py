@@ -26,6 +26,7 @@ from prefect.states import Completed, Failed
 from flows.output import StageOutput
 from flows.pipeline import (
     StageFailed,
+    explain_complaint,
     explain_failure,
     list_changes,
     list_stages,
@@ -46,7 +47,7 @@ from flows.recording import (
 from tasks.fingerprint import TRIAL
 from tasks.params import Params, load_params
 from tasks.params.editing import use_preset
-from tasks.process.failure import ExitCode, StageError
+from tasks.process.failure import STORAGE_ERRORS, ExitCode, StageError
 from tasks.process.lock import lock_workspace
 from tasks.process.stopping import end_with_parent
 from tasks.reporting.history import History
@@ -60,7 +61,6 @@ _LOGS = Path(".work/logs")
 _DAY = 24 * 3600.0
 _RETRY_SECONDS = [5.0, 20.0]
 _MAX_REASONS = 4
-_MAX_MESSAGE_CHARACTERS = 500
 
 outcome: list[State[Any] | None] = []
 """What the comparison of this process came to, known here even where Prefect's server is gone by then; None before."""
@@ -85,13 +85,18 @@ def dvc_stage(stage: str, place: str, environment: Mapping[str, str]) -> State[A
     `place` says in its lines which of the stages it is, such as "4 of 9". After its time it is asked to save and ended.
     """
     try:
-        reasons = list_changes(stage)[stage]
-    except DvcException as error:
-        words = " ".join(str(error).split())[:_MAX_MESSAGE_CHARACTERS]
-        if isinstance(error, LockError):
-            return _make_failed_state(stage, f"another DVC works in this folder: {words}", ExitCode.RESOURCES)
-        remedy = "; to work without one: dvc config --local core.no_scm true" * ("is not a git repository" in words)
-        return _make_failed_state(stage, words + remedy, 1)
+        return _bring_up_to_date(stage, place, environment)
+    except (DvcException, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in STORAGE_ERRORS:
+            raise
+        words, code = explain_complaint(str(error))
+        words = "another DVC works in this folder: " * isinstance(error, LockError) + words
+        words += "; to work without one: dvc config --local core.no_scm true" * ("is not a git repository" in words)
+        return _make_failed_state(stage, words, code)
+
+
+def _bring_up_to_date(stage: str, place: str, environment: Mapping[str, str]) -> State[Any]:
+    reasons = list_changes(stage)[stage]
     if not reasons:
         logger.info("%s %s: cached, nothing has changed", place, stage)
         return Completed(name="Cached", message="nothing has changed")

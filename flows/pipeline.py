@@ -17,7 +17,7 @@ from dvc.repo import Repo
 
 from flows.child import make_environment, run_child
 from flows.output import DVC_CHATTER
-from tasks.process.failure import ExitCode, StageError
+from tasks.process.failure import FREE_SPACE, STORAGE_ERRORS, ExitCode, StageError
 from tasks.process.stopping import STARTER
 from tasks.reporting.provenance import STAGE_SECONDS
 
@@ -27,6 +27,8 @@ _CACHED = "cached, nothing has changed"
 _UNCHANGED = "done, with the same result as before"
 _NOT_KNOWN_YET = "some for the first time (`measure` will tell how long the trainings take)"
 _MAX_MESSAGE_CHARACTERS = 500
+_LOCKED = ("Unable to acquire lock", "is busy, it is being blocked by")
+"""What DVC says of another one at work in this folder."""
 
 
 class StageFailed(StageError):  # noqa: N818 - what happened, not a kind of error
@@ -111,11 +113,17 @@ def explain_failure(lines: Iterable[str], dvc_code: int) -> tuple[str, int]:
     complaint = " ".join(lines[start:]).removeprefix("ERROR:").strip()
     exited = re.search(r"exited with (-?\d+)$", complaint)
     if exited is None:
-        is_busy = "busy" in complaint or "lock" in complaint
-        message = complaint[:_MAX_MESSAGE_CHARACTERS] or f"DVC ended with {dvc_code}"
-        return message, ExitCode.RESOURCES if is_busy else 1
+        return explain_complaint(complaint or f"DVC ended with {dvc_code}")
     said = [line for line in lines[:start] if not line.startswith((*DVC_CHATTER, "WARNING:"))]
     return said[-1].strip() if said else f"its command exited with {exited[1]}", int(exited[1])
+
+
+def explain_complaint(complaint: str) -> tuple[str, int]:
+    """Return as one line, and an exit code, what DVC or the system says that is no stage's failure."""
+    message = " ".join(complaint.split())[:_MAX_MESSAGE_CHARACTERS]
+    if any(f"[Errno {number}]" in complaint for number in STORAGE_ERRORS):
+        return f"{message}; {FREE_SPACE}", ExitCode.RESOURCES
+    return message, ExitCode.RESOURCES if any(words in complaint for words in _LOCKED) else 1
 
 
 def find_changes() -> dict[str, list[str]]:

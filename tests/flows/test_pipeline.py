@@ -1,9 +1,11 @@
 """What DVC finds changed, what is said before a comparison starts, and how a stage that failed is explained."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+from dvc.lock import FAILED_TO_LOCK_MESSAGE
 
 from flows.pipeline import StageFailed, describe_plan, explain_failure, list_changes, list_stages, remember_seconds
 from tasks.reporting.provenance import STAGE_SECONDS
@@ -65,6 +67,9 @@ def test_what_changed_is_named(toy, file, old, new, expected):
 _DVC_SAYS = "ERROR: failed to reproduce 'train@2proc': failed to run: python -m tasks.train 2proc, exited with "
 
 
+_STORAGE_SAYS = [f"failed to reproduce 'slice': [Errno {number}] {os.strerror(number)}" for number in (28, 122, 30)]
+
+
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
@@ -72,7 +77,14 @@ _DVC_SAYS = "ERROR: failed to reproduce 'train@2proc': failed to run: python -m 
         (["Running stage 'train@2proc':", "> python", _DVC_SAYS + "6"], ("its command exited with 6", 6)),
         (["ValueError: 3", _DVC_SAYS + "-9"], ("ValueError: 3", -9)),
         (["ERROR: data/slices is missing"], ("data/slices is missing", 1)),
-        (["ERROR: 'data/slices' is busy, it is", "  (PID 7): dvc"], ("'data/slices' is busy, it is   (PID 7): dvc", 4)),
+        (
+            ["ERROR: 'data/slices' is busy, it is being blocked by:", "  (PID 7): dvc"],
+            ("'data/slices' is busy, it is being blocked by: (PID 7): dvc", 4),
+        ),
+        ([f"ERROR: {FAILED_TO_LOCK_MESSAGE}"], (FAILED_TO_LOCK_MESSAGE, 4)),
+        (["ERROR: './dvc.lock' validation failed."], ("'./dvc.lock' validation failed.", 1)),
+        (["ERROR: missing data 'reports/blocks.parquet'"], ("missing data 'reports/blocks.parquet'", 1)),
+        *((["ERROR: " + said], (said + "; free space or choose another disk", 4)) for said in _STORAGE_SAYS),
         ([], ("DVC ended with 255", 1)),
     ],
 )
