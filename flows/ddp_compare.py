@@ -165,9 +165,10 @@ def ddp_compare(rebench: bool = False, preset: str | None = None) -> State[Any]:
     is_served, parent = bool(deployment.id), os.getppid()
     if is_served:  # started by a runner, whose death would leave us unattended
         end_with_parent()
+    # First: a run that is tried again has the id of the one before it.
+    mark_running()
     with tolerate_outage("runs that were killed may still be shown as running"):
         end_killed_runs()
-    mark_running()
     outcome.append(None)
     try:
         outcome[-1] = compare(rebench=rebench, preset=preset)
@@ -191,21 +192,21 @@ def compare(*, rebench: bool, preset: str | None = None) -> State[Any]:
             if is_recorded():
                 name_run(params.name)
             run_stages(params, rebench=rebench)
-            if rebench:
-                require_no_regression(RESULTS)
-            verdict = json.loads(RESULTS.read_text(encoding="utf-8"))["verdict"]
+            results = json.loads(RESULTS.read_text(encoding="utf-8"))
             if is_recorded():
                 # Such as "proven": a list of runs shows tags, and the sentence not.
-                name_run(params.name, verdict.partition(":")[0].lower())
+                name_run(params.name, results["state"])
     except StageError as failure:
         return Failed(message=str(failure), data=int(failure.exit_code))
-    return Completed(message=verdict)
+    return Completed(message=results["verdict"])
 
 
 def run_stages(params: Params, *, rebench: bool = False) -> None:
     """Bring every stage up to date, in order; stop at the first that fails.
 
-    Another try may mend a transfer. A failed measurement is a finding, and a training goes on at the next run.
+    Another try may mend a transfer. A failed measurement is a finding, and a training goes on at the next run. A
+    regression does not keep the report from being uploaded, and is reported whatever comes of that: its record is the
+    one that the next `rebench` compares with.
     """
     stages, ended = list_stages(params.cells), dict[str, State[Any]]()
     needed: dict[str, list[str]] = {}
@@ -228,6 +229,15 @@ def run_stages(params: Params, *, rebench: bool = False) -> None:
     run(dvc_stage, "report")
     if is_recorded():
         show_report()
+    try:
+        if rebench:
+            require_no_regression(RESULTS)
+    except StageFailed as slower:
+        try:
+            run(dvc_transfer, "upload")
+        except StageFailed as failure:
+            raise StageFailed(f"{slower}; {failure}", slower.exit_code) from None
+        raise
     run(dvc_transfer, "upload")
 
 

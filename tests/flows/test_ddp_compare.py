@@ -1,13 +1,19 @@
 """The flow and dvc.yaml name the same stages; a re-benchmark measures anew, and fails where a cell became slower."""
 
+import contextlib
 import json
 import os
+import re
+import uuid
 
 import networkx as nx
 import pytest
+from dvc.exceptions import DvcException
+from dvc.lock import FAILED_TO_LOCK_MESSAGE, LockError
 from dvc.repo import Repo
+from prefect.states import Completed
 
-from flows import ddp_compare
+from flows import ddp_compare, recording
 from flows.pipeline import StageFailed, list_upstream
 from tasks.fingerprint import TRIAL, read_trial
 from tasks.params import load_params
@@ -21,6 +27,7 @@ def _run(project, monkeypatch, *, rebench=False):
     monkeypatch.setattr(
         ddp_compare, "run_stage", lambda this, stage, environment, **_: asked.update({stage: (this, environment)})
     )
+    monkeypatch.setattr(ddp_compare, "require_no_regression", lambda _: None)
     ddp_compare.run_stages(load_params(project / "params.yaml"), rebench=rebench)
     return asked
 
@@ -58,10 +65,61 @@ def test_a_regression_fails_in_one_line_with_an_exit_code_of_its_own(tmp_path):
     assert "\n" not in str(failed.value)
 
 
+def test_a_regression_is_reported_also_where_the_upload_after_it_fails(project, tmp_path, monkeypatch):
+    asked = []
+
+    def run(_this, stage, **_):
+        asked.append(stage)
+        if stage == "upload" and fails:
+            raise StageFailed("upload: upload pending", 4)
+
+    monkeypatch.setattr(ddp_compare, "RESULTS", _write_results(tmp_path, 1.5))
+    monkeypatch.setattr(ddp_compare, "run_stage", run)
+    for fails in (False, True):
+        with pytest.raises(StageFailed, match=r"^rebench: slower than ") as failed:
+            ddp_compare.run_stages(load_params(project / "params.yaml"), rebench=True)
+        assert (failed.value.exit_code, asked[-1]) == (7, "upload")
+        assert str(failed.value).endswith("; upload: upload pending") == fails
+
+
 def test_no_difference_and_no_history_fail_nothing(tmp_path):
     ddp_compare.require_no_regression(_write_results(tmp_path, 2.0))
     (tmp_path / "results.json").write_text("{}")
     ddp_compare.require_no_regression(tmp_path / "results.json")
+
+
+def test_a_run_that_is_tried_again_is_not_taken_for_one_that_was_killed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own, killed, crashed = str(uuid.uuid4()), str(uuid.uuid4()), []
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", own)
+    monkeypatch.setattr(recording, "get_client", lambda **_: contextlib.nullcontext())
+    monkeypatch.setattr(recording, "_set_crashed", lambda _client, run: crashed.append(str(run)) or True)
+    monkeypatch.setattr(ddp_compare, "compare", lambda **_: Completed())
+    for run in (own, killed):
+        file = tmp_path / ".work/flow_runs" / run
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    ddp_compare.ddp_compare.fn()
+    assert crashed == [killed]
+    assert [file.name for file in (tmp_path / ".work/flow_runs").iterdir()] == [own]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OSError(28, "No space left on device", "x.log"), 4, "slice: .* device: 'x.log'; free space or choose another"),
+        (LockError(FAILED_TO_LOCK_MESSAGE), 4, "slice: another DVC works in this folder: Unable to acquire lock"),
+        (DvcException("/ is not a git repository"), 1, "slice: / is not a git repository; to work without one: "),
+    ],
+)
+def test_what_keeps_the_flow_from_running_a_stage_is_one_line_with_its_exit_code(error, code, said, monkeypatch):
+    def fail(_stage):
+        raise error
+
+    monkeypatch.setattr(ddp_compare, "list_changes", fail)
+    failed = ddp_compare.dvc_stage.fn("slice", "3 of 9", {})
+    assert ddp_compare.get_exit_code(failed) == code
+    assert re.match(said, failed.message)
 
 
 def test_every_rebench_has_a_trial_of_its_own_that_is_kept_until_another_one_is_asked_for(
