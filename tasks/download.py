@@ -19,7 +19,7 @@ from tasks.data.sources.row_policy import describe_faults, describe_tokenised
 from tasks.data.sources.row_store import MAX_CLASSES, RepeatedRows, place_rows, store_rows
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
-from tasks.params.local_files import digest_source
+from tasks.params.local_files import digest_source, has_splits
 from tasks.params.prompts import FILE, read_template
 from tasks.params.sources import DatasetParams, Source
 from tasks.process.bounded_child import BoundedChild
@@ -106,7 +106,7 @@ def _place_rows(
         kind=dataset.kind,
         revision=dataset.revision,
         commit=commit,
-        split=dataset.split if dataset.kind == "hub" else None,
+        split=dataset.split if has_splits(dataset, Path(dataset.location)) else None,
         config=stored.about.config,
         text_column=None if dataset.holds_instructions or dataset.holds_images else dataset.text_column,
         add_special_tokens=dataset.add_special_tokens,

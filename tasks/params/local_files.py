@@ -146,6 +146,11 @@ def _count_texts(file: Path, dataset: DatasetParams, needed: int) -> int | None:
     is_pattern = glob.has_magic(whole := str(file.resolve())) and (file.is_dir() or file.suffix in PACKED)
     if is_pattern or "::" in whole:
         raise ValueError(f"got {whole!r}; allowed: a path without :: and, of a folder or packed file, [ * ?")
+    if dataset.reads_part and not has_splits(dataset, file):
+        raise ValueError(
+            f"got {dataset.location!r}, which has neither, with dataset.config {dataset.config} and dataset.split "
+            f"{dataset.split}; allowed: null and train, or a folder as on the Hub"
+        )
     if file.is_dir():
         if (file / _SAVED_SPLITS).exists():
             raise ValueError(f"got {dataset.location!r}, with a folder for each split; allowed: one of these folders")
@@ -155,8 +160,6 @@ def _count_texts(file: Path, dataset: DatasetParams, needed: int) -> int | None:
             raise ValueError(f"got {dataset.location!r}; allowed: {_TEXT_FILES}, or images with dataset.image_size")
         return None
     reader, _ = find_builder(file)
-    if dataset.config is not None:
-        raise ValueError(f"got the file {dataset.location!r} with dataset.config; allowed: null, or a folder")
     if reader != "parquet":
         return None if file.suffix in PACKED or reader not in _HEADS else _count_lines(file, reader, needed)
     import pyarrow as pa  # here, not above: half a second that only local parquet files need
@@ -166,6 +169,12 @@ def _count_texts(file: Path, dataset: DatasetParams, needed: int) -> int | None:
         return int(pq.read_metadata(file).num_rows)
     except (pa.ArrowException, OSError):
         return None
+
+
+def has_splits(dataset: DatasetParams, place: Path) -> bool:
+    """Return whether the data set, which is at `place` if it is local, can have splits, as dataset.split names them."""
+    is_folder = dataset.kind == "path" and place.is_dir() and not (place / SAVED).is_file()
+    return dataset.kind == "hub" or (is_folder and not dataset.holds_images)
 
 
 def list_saved_files(folder: Path) -> list[str]:

@@ -36,6 +36,8 @@ BUILTIN_MAX_ROWS = 6_000
 """Rows that the built-in texts can give at most, on any install of the pinned packages."""
 _SPLIT = "split:"
 """Before the name of another split of the same Hub source."""
+_ALL = "train"
+"""The split that all rows are, where a source has no others."""
 _MOST_ROWS = 2**31 - 1
 """What the work ledger can number (training/record/segment.py)."""
 _BUILTIN_ROWS = {"docstrings": BUILTIN_MAX_ROWS, "instructions": 4_000, "digits": 1_797}
@@ -170,8 +172,8 @@ def require_model_for(workload: str, model: ModelParams) -> None:
 class DatasetParams(Source):
     """Where the rows come from."""
 
-    split: str = "train"
-    """Hub sources only: the split to read, or several, one after another: train+test."""
+    split: str = _ALL
+    """Hub sources and folders of texts only: the split to read, or several, one after another: train+test."""
     config: str | None = None
     """Hub sources and folders only: which of its configs (subsets), if it has several; null: its default one."""
     heldout_source: str | None = None
@@ -210,11 +212,16 @@ class DatasetParams(Source):
         )
 
     @property
+    def reads_part(self) -> bool:
+        """Whether it names a config or a split, which not every source has."""
+        return self.config is not None or self.split != _ALL
+
+    @property
     def of_heldout(self) -> "DatasetParams | None":
         """The data set of the held-out rows, read as this one is; None where they are rows of this one."""
         if self.heldout_source is None:
             return None
-        changes = {"source": self.heldout_source, "revision": None, "config": None}
+        changes = {"source": self.heldout_source, "revision": None, "config": None, "split": _ALL}
         if self.heldout_source.startswith(_SPLIT):
             changes = {"split": self.heldout_source.removeprefix(_SPLIT)}
         other = self.model_copy(update={**changes, "heldout_source": None})
@@ -245,11 +252,14 @@ class DatasetParams(Source):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_source(BUILTIN_DATASETS)
-        for split in self.split.split("+"):
+        for split in (splits := self.split.split("+")):
             require_name("split", split)
-        if self.config is not None and (self.kind == "builtin" or self.holds_images):
+        if len({*splits}) < len(splits):
+            raise ValueError(f"split: got {self.split[:80]!r}; allowed: each split once")
+        if self.reads_part and (self.kind == "builtin" or self.holds_images):
             raise ValueError(
-                f"config: got {self.config[:80]!r}; allowed: null, but for a hub: source or a folder of texts"
+                f"config, split: got {str(self.config)[:80]!r} and {self.split[:80]!r}; allowed: null and {_ALL}, "
+                "but for a hub: source or a folder of texts"
             )
         if self.label in ("", self.text_column):
             raise ValueError(f"label: got {self.label!r}; allowed: the name of another column than text_column")

@@ -180,6 +180,29 @@ def test_a_local_source_that_cannot_be_read_is_refused_with_the_reason(source, s
         download(ask(source()))
 
 
+def test_a_folder_gives_the_split_that_is_named_and_others_have_none(caplog):
+    for split, texts in (("train", ["of another"] * 40), ("test", TEXTS)):
+        Path("folder").mkdir(exist_ok=True)
+        pq.write_table(pa.table({"text": texts}), f"folder/{split}.parquet")
+    download(ask({"source": "path:folder"}))
+    rows, manifest = download(ask({"source": "path:folder", "split": "test"}))
+    assert ([row["text"] for row in rows], manifest["split"]) == (TEXTS[:30], "test")
+    rows, _ = download(ask({"source": "path:folder", "split": "test+train"}, ranges=["30-60"]))
+    assert [row["text"] for row in rows] == [*TEXTS, *["of another"] * 20]
+    assert "reused" not in caplog.text
+    assert download(ask({"source": "path:folder/test.parquet"}))[1]["split"] is None
+
+
+@pytest.mark.parametrize("kind", ["saved", "csv", "builtin", "twice"])
+def test_a_split_of_a_source_that_has_none_is_refused(kind):
+    named = {"builtin": {"source": "builtin:docstrings"}, "twice": {"source": "path:folder", "split": "train+train"}}
+    dataset = {"split": "train+test", **(named[kind] if kind in named else _write_as(kind))}
+    with pytest.raises(
+        ValueError, match=r"split: got|with dataset\.config None and dataset\.split train\+test; allowed"
+    ):
+        check_paths(ask(dataset), Path())
+
+
 @pytest.mark.parametrize(("kind", "name"), [("shards", "fold[er]*"), ("csv", "a::b.csv")])
 def test_a_name_that_is_a_pattern_is_refused_before_anything_is_read(kind, name):
     asked = ask(_rename(_write_as(kind), name))

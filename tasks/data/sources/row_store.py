@@ -232,6 +232,9 @@ def _make_identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]
         identity |= {"commit": commit, "split": dataset.split, "config": dataset.config}
     else:
         identity |= {"digest": digest_source(Path(dataset.location)), "config": dataset.config}
+        # A name of its own only for other rows than before folders had splits.
+        if dataset.split != "train":
+            identity["split"] = dataset.split
         sources = [own := Path(dataset.location), *own.rglob("*")]
         if any({".csv", ".tsv"} & set(file.suffixes) for file in sources):
             identity["nulls"] = "empty fields"

@@ -137,10 +137,10 @@ def _open(dataset: DatasetParams, commit: str | None, split: str, notes: dict[st
         files = glob.escape(str(source.resolve()))
         if (source / SAVED).is_file():
             saved = [f"{files}/{glob.escape(name)}" for name in list_saved_files(source)]
-            what, options = "arrow", {**options, "data_files": saved, "split": "train"}
+            what, options = "arrow", {**options, "data_files": saved}
         elif not source.is_dir():
             what, own = find_builder(source)
-            options |= {"data_files": files, "split": "train", **own}
+            options |= {"data_files": files, **own}
     rows = datasets.load_dataset(what, streaming=True, **options)
     if rows.info.builder_name == "csv" and dataset.kind == "path" and source.is_dir():
         rows = datasets.load_dataset(what, streaming=True, **options, **CSV)
