@@ -14,6 +14,7 @@ OTHER_WORK = ("checkpoint", "evaluation", "network", "subprocess")
 """What a rank does between steps that no step needs."""
 Fields = dict[str, Any]
 """A line of the record, as ddp_audit/observer/ wrote it."""
+_NEARLY_WHOLE = 0.95
 
 
 @dataclass
@@ -29,6 +30,8 @@ class RankRecord:
     """What the script's own clock readings can have timed, each pair of lines once."""
     lines: dict[str, list[Fields]] = field(default_factory=dict)
     """Kind -> all other lines."""
+    is_part: bool = False
+    """Whether its models have fewer parameters than the baseline's: a stage of a pipeline, or a part of each layer."""
 
     def first(self, kind: str) -> Fields | None:
         """Return the first line of a kind."""
@@ -98,6 +101,11 @@ def is_step(line: bytes) -> bool:
     return line.startswith(b'{"mark":"') and b'"kind":"step"' in line[:60]
 
 
+def _count_held(rank: RankRecord) -> int:
+    """Return how many elements the parameters of its models have; 0 where that is not known."""
+    return int(rank.steps[0].get("num_held") or 0) if rank.steps else 0
+
+
 @dataclass
 class Launched:
     """One start of a cell, over."""
@@ -152,6 +160,9 @@ class Audit:
         """Take in one more launch of its cell."""
         self.launches.setdefault(launched.cell, []).append(launched)
         self._all.append(launched)
+        whole = _count_held(self.ranks(self.baseline)[0]) if self.launches.get(self.baseline) else 0
+        for rank in launched.ranks:
+            rank.is_part = 0 < _count_held(rank) < _NEARLY_WHOLE * whole
         # One that is asked about again, turn by turn, stays beside all others.
         launched.beside = launched.beside or self._all
 

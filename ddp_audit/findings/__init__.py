@@ -22,6 +22,8 @@ NOT_OBSERVABLE = "not observable"
 _PADDING = 0.4
 _MOST_OTHER = 0.5
 _SPREAD = {"", "DistributedDataParallel", "DataParallel"}
+_HELD_LOCALLY = {"FullyShardedDataParallel", "DeepSpeedEngine"}
+"""Wrappers that split a model, and of whose parameters a rank knows no elements but its own."""
 UNEVEN = "give every rank as many batches (DistributedSampler does, or drop_last), or train inside of model.join()"
 Find = Callable[[Audit, str], Finding | None]
 Ranks = Sequence[RankRecord]
@@ -170,8 +172,12 @@ def list_later_passes(rank: RankRecord) -> dict[tuple[int, int], list[Fields]]:
 def holds_whole_model(*of_cells: Ranks) -> bool:
     """Return whether every rank holds every parameter, as far as can be seen."""
     ranks = [rank for of_cell in of_cells for rank in of_cell]
-    is_sharded = any((rank.steps[0].get("start") or {}).get("is_sharded") for rank in ranks)
-    return not is_sharded and {micro.get("wrapper", "") for rank in ranks for _, micro in rank.micros()} <= _SPREAD
+    is_part = any(rank.is_part or (rank.steps[0].get("start") or {}).get("is_sharded") for rank in ranks)
+    return not is_part and _list_wrappers(ranks) <= _SPREAD
+
+
+def _list_wrappers(ranks: Ranks) -> set[str]:
+    return {micro.get("wrapper") or "" for rank in ranks for _, micro in rank.micros()}
 
 
 def do_optimizers_take_turns(ranks: Ranks) -> bool:
@@ -180,10 +186,16 @@ def do_optimizers_take_turns(ranks: Ranks) -> bool:
 
 
 def shares_rows(ranks: Ranks) -> bool:
-    """Return whether ranks compute each row together: tensors are sharded, and no wrapper spreads the rows."""
-    first = ranks[0].steps[0]
-    is_sharded = (first.get("start") or {}).get("is_sharded")
-    return bool(is_sharded) and not any(micro.get("wrapper") for micro in first["micros"])
+    """Return whether ranks may compute each row together: each has a part of the model, which no wrapper has split.
+
+    FSDP splits tensors along one dimension of the mesh; what is split along two is split by something else, too.
+    """
+    first, wrappers = ranks[0].steps[0], _list_wrappers(ranks)
+    if wrappers & _HELD_LOCALLY:
+        return False
+    is_sharded = bool((first.get("start") or {}).get("is_sharded"))
+    is_by_another = wrappers <= _SPREAD or (first.get("num_sharded_dimensions") or 0) > 1
+    return (is_sharded and is_by_another) or any(rank.is_part for rank in ranks)
 
 
 def get_start(ranks: Ranks) -> list[list[str] | None]:

@@ -19,6 +19,7 @@ from ddp_audit.observer.record import Guard, Line, Record
 from ddp_audit.observer.samples import digest_tensors, get_elements
 from ddp_audit.observer.torch_private import (
     count_collectives,
+    count_sharded_dimensions,
     has_hooks,
     is_compiler_used,
     list_kept_buffers,
@@ -268,11 +269,16 @@ class Steps:
     def _describe_first(self, optimizer: Any, parameters: list[torch.Tensor]) -> dict[str, Any]:
         state = getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", {})
         is_spread = dist.is_available() and dist.is_initialized()
+        held = {id(item): item for model in list(self.models) for item in (*parameters, *model.parameters())}
+        # Parameters without elements yet have no shape.
+        known = [item for item in held.values() if not is_lazy(item)]
         return {
             "optimizer": type(optimizer).__name__,
             # Of a wrapper around one they are not known.
             "optimizer_options": hasattr(torch.optim, type(optimizer).__name__) and read_options(optimizer),
             "num_parameters": sum(item.numel() for item in parameters),
+            "num_held": sum(item.numel() for item in known),
+            "num_sharded_dimensions": max(map(count_sharded_dimensions, known), default=0),
             "parameter_bytes": sum(item.numel() * item.element_size() for item in parameters),
             "device": parameters[0].device.type if parameters else "",
             "seed": torch.initial_seed(),

@@ -37,6 +37,11 @@ def count_collectives() -> dict[str, int]:
     return counts
 
 
+def count_sharded_dimensions(tensor: Any) -> int:
+    """Return along how many dimensions of the mesh a tensor is split: along none where it is no DTensor."""
+    return sum("Shard" in type(placement).__name__ for placement in getattr(tensor, "placements", ()))
+
+
 def has_hooks(parameters: list[torch.Tensor], wrapper: Any) -> bool:
     """Return whether the script's own code runs on gradients within the backward, or as DDP exchanges them."""
     if any(
