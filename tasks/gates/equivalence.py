@@ -68,6 +68,13 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
             gaps.append(
                 explain("no_update_checked", "{where}: no update was checked: {why}", where=segment.title, why=why)
             )
+    # What goes wrong somewhere and stays wrong is seen at the end, for certain; noise may hide a part of that update.
+    last = max(known)
+    result = next((update for update in updates if update.step == last), None)
+    if result is None or not (result.compared or result.verdict == "failed"):
+        why = (result and result.problem) or "more was to be trained then; `make retrain` checks it"
+        text = "{cell}: its last update, of step {last:,}, was not checked: {why}"
+        gaps.append(explain("last_not_checked", text, cell=cell, last=last, why=why))
     if outputs.measurement is not None:
         batch = outputs.measurement.speeds[cell].global_batch_size
         if batch != run.facts.global_batch_size:

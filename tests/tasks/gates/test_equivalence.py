@@ -24,10 +24,19 @@ def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(para
 
 
 def test_updates_that_are_checked_always_tell_nothing_of_the_others(tmp_path, expect):
-    # Of 100 steps the first four are checked, three of which by chance.
+    # Of 100 steps the first four are checked, three of which by chance, and the last one.
+    checked = [make_checked_update(step) for step in (3, 4, 100)]
     for part, last in (("0-8", 50), ("8-16", 100)):
         edit_segment(tmp_path, "2proc", part, num_steps=50, last_step=last)
+    edit_segment(tmp_path, "2proc", "8-16", checked_updates=checked)
     expect(check_update_equivalence, "passed", probability=1 - 0.75**3)
+    for changes, code in (
+        ({"verdict": "not checked", "problem": "noise hides its weights"}, "passed"),
+        ({"verdict": "not checked", "problem": "no disk", "compared": {}}, "last_not_checked"),
+        ({"step": 99}, "last_not_checked"),
+    ):
+        edit_segment(tmp_path, "2proc", "8-16", checked_updates=[*checked[:2], checked[2] | changes])
+        expect(check_update_equivalence, code, outcome="not checked")
     edit_segment(tmp_path, "2proc", "0-8", checked_updates=[make_checked_update(1)])
     expect(check_update_equivalence, "no_update_checked", outcome="not checked")
 
