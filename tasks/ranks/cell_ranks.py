@@ -213,7 +213,7 @@ def _make_failure_error(cell: str, last: dict[str, Any], launch: Launch, *, work
     A rank that was killed left no words, and those of the others are then about it.
     """
     if is_stopped:
-        return PreemptedError(f"cell {cell} was stopped; the next run goes on from the last checkpoint")
+        return PreemptedError(f"cell {cell} was stopped; the next run goes on from a checkpoint, if there is one")
     failures = read_failures(work / FAILURES) if launch.find_killed_rank() is None else []
     if not failures and last.get("event") == "stopped":
         failures = [{**last, "rank": 0}]
