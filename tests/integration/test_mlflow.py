@@ -34,6 +34,8 @@ def place(tmp_path, empty_store, monkeypatch):
     """A project folder with a finished comparison and a store of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    # MLflow leaves there, for the next client of a process, where that of another folder keeps its files.
+    monkeypatch.delenv("_MLFLOW_SERVER_ARTIFACT_ROOT", raising=False)
     monkeypatch.setattr(following, "FLUSH_SECONDS", 0.1)
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     return Place(tmp_path, ["mlflow"])
