@@ -39,6 +39,8 @@ _ROUNDING = 1e-6
 _CLOCKS_APART = 0.05
 """Share by which all blocks of an arm may have taken another time than their steps: each is timed by both."""
 _FEWEST_LAUNCHES = 3
+OTHER_SECONDS = frozenset(("other_seconds", "speedup_not_borne_out", "other_files"))
+"""Problems of blocks that are right in themselves, where the training, which may be of long ago, took other seconds."""
 
 
 def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None:

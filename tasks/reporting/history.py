@@ -76,8 +76,9 @@ class HistoryRecord(Record):
     """Lower end of its interval."""
     speedup_high: Positive | None
     """Upper end of its interval."""
-    gates_passed: bool | Literal["unproven"]
-    """Whether none of the cell's gates failed, and none of the baseline's; unproven: none failed, not all checked."""
+    gates_passed: bool | Literal["unproven", "not borne out"]
+    """Whether none of the cell's gates failed, and none of the baseline's; unproven: none failed, not all checked; not
+    borne out: the blocks passed, and the training took other seconds, maybe long ago."""
     preflight: str | None
     """Whether the machine was fit to measure, and what was not."""
 
@@ -85,6 +86,11 @@ class HistoryRecord(Record):
     def comparison(self) -> tuple[str, str, str]:
         """What the records of the cells of one comparison have in common, and no other comparison's."""
         return self.params_digest, self.measurement_digest, self.finished_at
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether a gate failed, so that no speedup is given."""
+        return self.gates_passed in (False, "not borne out")
 
     @property
     def step_time(self) -> Estimate | None:
@@ -192,6 +198,8 @@ def make_history(records: Sequence[HistoryRecord], current: Sequence[HistoryReco
 
     Comparable is an earlier record of the same cell, work, CPU and GPU models of which no gate failed, and which was
     measured another time. Records after the current ones are passed over, so that an older report stays what it was.
+    A cell is compared of which no gate failed now, or none but that the training took other seconds: it may be of long
+    ago, and the machine another by now. Its step time tells, and it has no speedup.
     """
     key = current[0].comparison
     place = next(number for number, record in enumerate(records) if record.comparison == key)
@@ -205,7 +213,7 @@ def make_history(records: Sequence[HistoryRecord], current: Sequence[HistoryReco
             if all(getattr(record, name) == getattr(now, name) for name in ("cell", "world_size", "cpu", "gpus"))
             and record.step_time is not None
             and record.measurement_digest != now.measurement_digest
-            and record.gates_passed
+            and not record.is_withheld
             and now.gates_passed
         ]
         if before:
@@ -226,7 +234,7 @@ def make_history(records: Sequence[HistoryRecord], current: Sequence[HistoryReco
         ]
     everything = [*earlier, *current]
     keys = list(dict.fromkeys(record.comparison for record in everything))[-MOST_RECORDS:]
-    given = [record.cell for record in current if record.gates_passed]
+    given = [record.cell for record in current if not record.is_withheld]
     withheld = dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
     return History(
         records=[

@@ -7,13 +7,16 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from tasks.gates.blocks_and_training import OTHER_SECONDS
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import DataError
+from tasks.records.gate import BORNE_OUT
 from tasks.records.outputs import Outputs
+from tasks.reporting.cell_results import CellResults
 from tasks.reporting.data_files import unescape_formula, write_csv
 from tasks.reporting.history import HistoryRecord, group_comparisons, make_history
 from tasks.reporting.results import Results
@@ -92,7 +95,7 @@ def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
         common |= {"preflight": f"{verdict}: {warnings}" if warnings else verdict, "num_rounds": measurement.num_turns}
     records = []
     for cell in results.cells:
-        state, speed = cell.standing.state, cell.speed
+        speed = cell.speed
         figures = {
             f"{name}{end}": getattr(estimate, end.strip("_") or "value")
             for name, estimate in (("step_seconds", speed and speed.step_seconds), ("speedup", cell.speedup))
@@ -107,12 +110,30 @@ def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
                     **figures,
                     "cell": cell.cell,
                     "world_size": cell.world_size,
-                    "gates_passed": "unproven" if state == "unproven" and cell.standing.gates else state != "withheld",
+                    "gates_passed": _judge_gates(results, cell),
                     "tokens_per_second": speed and speed.tokens_per_second,
                 }
             )
         )
     return records
+
+
+def _judge_gates(results: Results, cell: CellResults) -> bool | Literal["unproven", "not borne out"]:
+    """Return what a record says of the cell's gates."""
+    standing = cell.standing
+    if standing.state == "unproven" and standing.gates:
+        return "unproven"
+    if standing.state != "withheld":
+        return True
+    codes = {
+        problem.code
+        for gate in results.gates
+        for finding in gate.findings
+        if gate.name == BORNE_OUT and finding.outcome == "failed"
+        if finding.cell in (cell.cell, results.baseline.cell)
+        for problem in finding.problems
+    }
+    return "not borne out" if standing.gates == [BORNE_OUT] and codes <= OTHER_SECONDS else False
 
 
 def _identify_comparison(records: Sequence[HistoryRecord]) -> list[tuple[str, str, str, bool | str]]:

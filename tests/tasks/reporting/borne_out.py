@@ -27,7 +27,7 @@ def bear_out(folder, found):
     params = json.loads((folder / "params.yaml").read_bytes())
     arms = [one for one in found.speeds.values() if (folder / "runs" / one.cell).is_dir()]
     for one in arms:
-        _set_step_seconds(folder / "runs" / one.cell, one.step_seconds.value)
+        set_step_seconds(folder / "runs" / one.cell, one.step_seconds.value)
     beside = {
         "blocks": [
             *(_make_arm_blocks(found, one) for one in arms),
@@ -112,7 +112,7 @@ def make_block(part, steps, of_first_rank, *, world_size, step_seconds, num_exch
     return BlockWork(**content | changes)
 
 
-def _set_step_seconds(run, seconds):
+def set_step_seconds(run, seconds):
     """Let every step of a training have taken so long, and its ranks the same share of it as before."""
     for segment in run.glob("segments/*"):
         lines = read_lines(segment)

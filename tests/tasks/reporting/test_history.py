@@ -6,8 +6,10 @@ from itertools import product
 import pytest
 
 from tasks.process.failure import DataError
+from tasks.records.gate import BORNE_OUT
 from tasks.reporting.collect import collect_results
 from tasks.reporting.history_file import COLUMNS, add_history, read_history
+from tests.tasks.reporting.borne_out import set_step_seconds
 from tests.tasks.reporting.comparison import edit_segment, outputs_of, record_as, setting_of, write_comparison
 from tests.tasks.reporting.measured import arm, estimate, measurement, write_measurement
 
@@ -98,6 +100,36 @@ def test_a_withheld_speedup_is_in_no_record_and_in_no_history_shown(tmp_path, me
     repaired = remember(tmp_path, measured).history
     assert "speedup of 2proc 1.62x -> 1.30x" in str(repaired.regression)
     assert len(lines_of(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(
+    ("trained", "code"),
+    [
+        ({"2proc": 0.042}, "speedup_not_borne_out"),
+        ({"1proc": 0.02, "2proc": 0.0159}, "other_seconds"),
+    ],
+)
+def test_blocks_that_a_training_of_long_ago_does_not_bear_out_are_a_regression_without_a_speedup(
+    tmp_path, measured, trained, code
+):
+    remember(tmp_path, measured)
+    # Such a record is none to compare with: it is a regression until it is trained again.
+    for milliseconds in (52.5, 52.6):
+        measure_again(tmp_path, seconds=milliseconds / 1000)
+        for cell, seconds in trained.items():
+            set_step_seconds(tmp_path / "runs" / cell, seconds)
+        results = remember(tmp_path, measured)
+        assert results.failed_gates == [BORNE_OUT]
+        assert {found.code for found in results.gates[-1].findings if found.outcome == "failed"} == {code}
+        assert (lines_of(tmp_path)[-1]["gates_passed"], lines_of(tmp_path)[-1]["speedup"]) == ("not borne out", "")
+        history = results.history
+        changes = [(change.cell, change.quantity, change.is_regression) for change in history.changes]
+        assert changes == [("1proc", "step time", False), ("2proc", "step time", True)]
+        assert f"2proc 42.0 ms -> {milliseconds} ms" in str(history.regression)
+        assert {shown.speedup for shown in history.records} == {None}
+    # Another gate may be of the blocks.
+    edit_segment(tmp_path, "2proc", data_wait_seconds=1.0)
+    assert remember(tmp_path, measured).history.regression is None
 
 
 @pytest.mark.parametrize(
