@@ -5,7 +5,9 @@ Two sessions are compared, not two arms of one: a machine that drifts is not the
 - ratios are compared by their logarithms, whose variances add up: the interval is wider than either session's;
 - a session's own drift is in its intervals, since launches lie far apart in it; on a simulated machine that
   strays by 3 % between sessions as within them, at most 5 % of equal sessions are called a regression;
-- where five earlier changes are known, no interval is narrower than these changes were.
+- where five earlier changes are known, no interval is narrower than these changes were;
+- steps too small to tell each add up: a step time is held against the first record, too, or the last that was clearly
+  other than the first, by an interval so wide that 1 in 2,000 equal sessions is called slower.
 """
 
 import itertools
@@ -112,14 +114,14 @@ def group_comparisons(records: Iterable[HistoryRecord]) -> list[list[HistoryReco
 
 
 class Change(Record):
-    """One figure of one cell, now and in the last comparable record."""
+    """One figure of one cell, now and in an earlier comparable record."""
 
     cell: str
     """Name of the cell."""
     quantity: Literal["step time", "speedup"]
     """step time is subject to the machine's mood, speedup is measured in turns and is not."""
     since: str
-    """When the last comparable record was made."""
+    """When that record was made."""
     before: Estimate
     """The figure then: seconds per step, or times as fast as the baseline."""
     now: Estimate
@@ -132,6 +134,8 @@ class Change(Record):
     """Whether it is slower, and by more than 3 %."""
     is_unproven: bool = False
     """Whether gates could not tell of the cell, then or now."""
+    is_gradual: bool = False
+    """Whether that record is not the last comparable one: it became slower in small steps."""
 
     def describe(self) -> str:
         """Return the change in a few words."""
@@ -155,7 +159,8 @@ class History(Record):
     """The last comparisons of the same work, oldest first, this one last; without the speedups of a cell while
     this one's is withheld."""
     changes: list[Change]
-    """Against the last comparable record of each cell; empty where there is none."""
+    """Against the last comparable record of each cell, and against an earlier one where small steps add up; empty
+    where there is none."""
     suspects: list[str]
     """What else changed since then, and may be why."""
     summary: str
@@ -164,14 +169,23 @@ class History(Record):
     @property
     def regression(self) -> str | None:
         """What became slower and what may be why, in one line; None if nothing did."""
-        slower = [change.describe() for change in self.changes if change.is_regression]
+        slower: dict[str, list[str]] = {}
+        for change in self.changes:
+            if change.is_regression:
+                how = (
+                    f"in small steps since {format_time(change.since)}"
+                    if change.is_gradual
+                    else "than in the last comparable record"
+                )
+                slower.setdefault(how, []).append(change.describe())
         if not slower:
             return None
+        what = "; ".join(f"slower {how}: {'; '.join(changes)}" for how, changes in slower.items())
         why = (
             f"; changed since {format_time(min(change.since for change in self.changes))}: "
             f"{'; '.join(self.suspects) or 'nothing that is recorded'}"
         )
-        return f"slower than in the last comparable record: {'; '.join(slower)}{why}"
+        return f"{what}{why}"
 
 
 def format_time(finished_at: str) -> str:
@@ -188,7 +202,11 @@ def _make_estimate(value: float | None, low: float | None, high: float | None) -
 MOST_RECORDS = 10
 """Comparisons that a report shows, this one included."""
 _FEWEST_CHANGES = 5
+_MOST_STEPS = 52
+"""Records over which small steps add up: a year of weeks."""
 _NORMAL = 1.96
+_CLEAR = 3.29
+"""Standard deviations beyond which they do: of equal sessions 1 in 2,000 is so much slower."""
 _DEVIATION_OVER_MEDIAN = 1.4826
 """Standard deviation of a normal distribution / the median of its absolute values."""
 
@@ -218,12 +236,18 @@ def make_history(records: Sequence[HistoryRecord], current: Sequence[HistoryReco
         ]
         if before:
             # A step time counts the other way round: shorter is better.
-            pair = _make_change("step time", [*before, now], sign=-1), _make_change("speedup", [*before, now], sign=1)
-            changes += filter(None, pair)
+            step = _make_change("step time", [*before, now], sign=-1)
+            changes += filter(None, (step, _make_change("speedup", [*before, now], sign=1)))
             suspects += _list_suspects(before[-1], now)
+            gradual = _find_gradual_loss([*before, now][-_MOST_STEPS:])
+            if gradual and not (step and step.is_regression):
+                changes.append(gradual)
+                suspects += _list_suspects(next(old for old in before if old.finished_at == gradual.since), now)
     suspects = list(dict.fromkeys(suspects))
     summary = _describe_changes(changes, suspects, current)
-    steps = {change.cell: change.verdict for change in changes if change.quantity == "step time"}
+    steps = {
+        change.cell: change.verdict for change in changes if change.quantity == "step time" and not change.is_gradual
+    }
     if steps.get(current[0].cell) == "faster":
         # A lower speedup is no regression if it is the baseline that became faster.
         changes = [
@@ -255,13 +279,16 @@ def take_logarithm(estimate: Estimate | None) -> tuple[float, float] | None:
     return math.log(estimate.value), math.log(estimate.high / estimate.low) / 2 / _NORMAL
 
 
-def compute_ratio(figures: Sequence[tuple[float, float] | None], *, sign: Literal[-1, 1]) -> Estimate | None:
-    """Return the last figure / the one before it (sign -1: the other way round); None if one of them is not known."""
-    (*earlier, before, now) = figures
+def compute_ratio(
+    figures: Sequence[tuple[float, float] | None], *, sign: Literal[-1, 1], since: int = -2
+) -> Estimate | None:
+    """Return the last figure / the one at `since` (sign -1: the other way round); None if one of them is not known."""
+    *earlier, now = figures
+    before = figures[since]
     if before is None or now is None:
         return None
     half = _NORMAL * math.hypot(before[1], now[1])
-    known = [figure[0] for figure in (*earlier, before) if figure is not None][-MOST_RECORDS:]
+    known = [figure[0] for figure in earlier if figure is not None][-MOST_RECORDS:]
     if len(known) > _FEWEST_CHANGES:
         usual = statistics.median(abs(after - first) for first, after in itertools.pairwise(known))
         half = max(half, _NORMAL * _DEVIATION_OVER_MEDIAN * usual)
@@ -270,12 +297,16 @@ def compute_ratio(figures: Sequence[tuple[float, float] | None], *, sign: Litera
 
 
 def _make_change(
-    quantity: Literal["step time", "speedup"], records: Sequence[HistoryRecord], *, sign: Literal[-1, 1]
+    quantity: Literal["step time", "speedup"],
+    records: Sequence[HistoryRecord],
+    *,
+    sign: Literal[-1, 1],
+    since: int = -2,
 ) -> Change | None:
-    """Return what became of a figure from the record before the last to the last; None if it is not known of both."""
+    """Return what became of a figure from the record at `since` to the last; None if it is not known of both."""
     estimates = [item.step_time if quantity == "step time" else item.measured_speedup for item in records]
-    ratio = compute_ratio([take_logarithm(estimate) for estimate in estimates], sign=sign)
-    (*_, before, now), (*_, then, last) = estimates, records
+    ratio = compute_ratio([take_logarithm(estimate) for estimate in estimates], sign=sign, since=since)
+    before, now, then, last = estimates[since], estimates[-1], records[since], records[-1]
     if ratio is None or before is None or now is None:
         return None
     verdict: Literal["faster", "slower", "no difference"] = "no difference"
@@ -292,6 +323,23 @@ def _make_change(
         is_regression=verdict == "slower" and 1 / ratio.value > 1 + LEAST_CHANGE,
         is_unproven="unproven" in (then.gates_passed, last.gates_passed),
     )
+
+
+def _find_gradual_loss(records: Sequence[HistoryRecord]) -> Change | None:
+    """Return what became of the step time from the first record to the last; None if it is not clearly a regression.
+
+    A record that was clearly slower or faster takes the place of the first, so that a loss is reported once.
+    """
+    since = 0
+    result: Change | None = None
+    for end in range(1, len(records)):
+        result = None
+        change = _make_change("step time", records[: end + 1], sign=-1, since=since)
+        if change is None or not (change.is_regression or change.verdict == "faster"):
+            continue
+        if abs(math.log(change.ratio.value)) > _CLEAR / _NORMAL * math.log(change.ratio.high / change.ratio.value):
+            since, result = end, change.model_copy(update={"is_gradual": True})
+    return result if result and result.is_regression else None
 
 
 def _list_suspects(before: HistoryRecord, now: HistoryRecord) -> list[str]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tasks.records.estimate import Estimate
-from tasks.reporting.history import HistoryRecord, make_history
+from tasks.reporting.history import HistoryRecord, format_time, make_history
 from tests.tasks.reporting.comparison import BY_HAND
 
 NUM_SESSIONS = 200
@@ -55,6 +55,31 @@ def test_equal_sessions_are_rarely_called_regressions_and_10_percent_slower_ones
         called += make_history([*earlier, *now], now).regression is not None
     print(f"called regressions: {called} of {NUM_SESSIONS - 1}")
     assert least <= called / (NUM_SESSIONS - 1) <= most
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "width", "regressions"),
+    [
+        # Each within the interval of two sessions, then each below 3 %, then one that is seen at once.
+        ((100, 107, 114, 122, 131, 140), 0.06, {3: 0}),
+        ((100, 102.5, 105, 107.5, 110), 0.001, {2: 0, 4: 2}),
+        ((100, 100, 130, 130), 0.01, {2: 1}),
+        ((100, 107, 100, 107, 100, 107), 0.06, {}),
+    ],
+)
+def test_small_steps_that_add_up_are_reported_once_with_both_records(milliseconds, width, regressions):
+    sessions = [record("2gpu", tight(took / 1000, width), session=number) for number, took in enumerate(milliseconds)]
+    reported = {}
+    for number in range(1, len(sessions)):
+        history = make_history(sessions[: number + 1], [sessions[number]])
+        slower = [change for change in history.changes if change.is_regression]
+        reported.update((number, change.since) for change in slower)
+        assert (history.regression is None) == (not slower)
+        for change in slower:
+            assert ("slower in small steps" in history.regression) == change.is_gradual
+            assert format_time(sessions[number - 1].finished_at) in history.summary
+            assert format_time(change.since) in history.summary
+    assert reported == {number: sessions[since].finished_at for number, since in regressions.items()}
 
 
 def test_the_interval_of_a_change_is_that_worked_out_by_hand():
