@@ -54,10 +54,13 @@ _OPTION = re.compile(r"""(?<![\w-])(--\w[\w.-]*)(?:(=)|['"],\s*|\s+)(?!\*\*\*)('
 _NAMES_OF_OPTIONS = re.compile(
     r"(?:^|[_.+-]|[a-z](?=[A-Z])|api|auth|access|secret|private)(?:[Kk]ey|[Tt]oken|[Pp]assword|[Pp]asswd|[Pp]wd|[Ss]ecret)$"
 )
-_SPECIAL_TOKENS = re.compile(
-    r"(?:bos|eos|pad|unk|sep|cls|mask|image|video|audio|special|start|end|stop|new|per)[_-]?token$", re.IGNORECASE
+_OTHER_OPTIONS = re.compile(
+    r"(?<![a-z])(?:(?:bos|eos|pad|unk|sep|cls|mask|image|video|audio|special|start|end|stop|new|per)[_-]?token"
+    r"|(?:sort|group|image|img|video|audio|text|caption|prompt|label|target|input|output|feature|column|field|dict"
+    r"|model|metric|cache)[_-]?key)$",
+    re.IGNORECASE,
 )
-"""Of a tokenizer; `--eos_token` is no secret."""
+"""Of a tokenizer, or what rows and files are named by: `--eos_token` and `--sort-key` are no secrets."""
 _WORD = re.compile(r"[a-z]+[.,;:]?|\d+|[^'\"]{1,5}")
 """What may stand behind an option in a sentence."""
 _MIN_SECRET_CHARACTERS = 6
@@ -98,7 +101,7 @@ def redact_words(words: Sequence[str]) -> list[str]:
 
 
 def _names_secret(option: str) -> bool:
-    return _NAMES_OF_OPTIONS.search(option) is not None and _SPECIAL_TOKENS.search(option) is None
+    return _NAMES_OF_OPTIONS.search(option) is not None and _OTHER_OPTIONS.search(option) is None
 
 
 def _hide_value(option: re.Match[str]) -> str:

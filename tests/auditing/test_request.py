@@ -17,8 +17,8 @@ def test_words_are_split_as_by_a_shell_and_cells_have_names(folder):
     )
     assert request.cells == {"1proc": 1, "4proc": 4}
     assert request.words_for("4proc") == [str(folder / "train it.py"), "--out", "runs/4proc", "--name", "a b"]
-    asked = "'train it.py' --password x --hub.apiKey=y +run.wandb_key=z --eos_token e --num-tokens 3 --token -v"
-    hidden = "--password *** --hub.apiKey=*** +run.wandb_key=*** --eos_token e --num-tokens 3 --token -v"
+    asked = "'train it.py' --password x --hub.apiKey=y +run.wandb_key=z --eos_token e --sort-key 3 --token -v"
+    hidden = "--password *** --hub.apiKey=*** +run.wandb_key=*** --eos_token e --sort-key 3 --token -v"
     assert parse_request({"SCRIPT": asked, "FOLDER": str(folder)}).command_line == f"'train it.py' {hidden}"
     module = parse_request({"SCRIPT": "-m package.train -x", "FOLDER": str(folder)})
     assert module.words == ("-m", "package.train", "-x")

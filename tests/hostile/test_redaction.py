@@ -32,6 +32,7 @@ TOKEN = SECRETS["HF_TOKEN"]
         ("AccountName=me;AccountKey=abcdefgh==;Suffix=core", "AccountName=me;AccountKey=***;Suffix=core"),
         ("train.py --wandb_key=abc --api-key 'a b' --x", "train.py --wandb_key=*** --api-key *** --x"),
         ("['--hubToken', 'Ab3defgh', '--max-tokens', '512']", "['--hubToken', ***, '--max-tokens', '512']"),
+        ("--sort-key abcdef1 --backend-token Ab3defgh", "--sort-key abcdef1 --backend-token ***"),
         ("--eos-token abcdef1 --pad_token=[PAD] --key-dim 64", "--eos-token abcdef1 --pad_token=[PAD] --key-dim 64"),
         ("argument --token: give --token instead, or --key", "argument --token: give --token instead, or --key"),
         *((f"{prefix}0123456789abcdefghij", "***") for prefix in ("github_pat_", "ghs_", "gho_", "ghu_")),
