@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
-from math import isfinite
+from math import inf, isfinite, prod
 from operator import is_not
 from statistics import mean, median, mode
 from typing import Any
@@ -13,6 +13,7 @@ from ddp_audit.findings import (
     UNLIKE,
     count_samples,
     do_samples_lead,
+    each_common_step,
     fail,
     holds_whole_model,
     make_unobservable,
@@ -88,11 +89,17 @@ def global_batch(audit: Audit, cell: str) -> Finding | None:
     mine, base = count_samples(ranks), count_samples(base_ranks)
     if mine is None or base is None or not do_samples_lead(ranks, base_ranks):
         return make_unobservable(cell, "samples_unknown", "how many samples a step learns from is not known")
-    batch, of_base = median(mine), median(base)
-    is_steady = all(2 * counts.count(mode(counts)) >= len(counts) for counts in (mine, base))
-    if not is_steady and abs(batch / of_base - 1) < _ABOUT:
-        text = "how many samples a step learns from is another number in every step"
-        return make_unobservable(cell, "samples_vary", text)
+    batch, of_base, unit, most = float(median(mine)), float(median(base)), "samples", _APART
+    if any(2 * counts.count(mode(counts)) < len(counts) for counts in (mine, base)):
+        # Batches that are sized by tokens hold as many of those, and of padding, in every step.
+        tokens, its = _count_elements(ranks), _count_elements(base_ranks)
+        grown = len(ranks) / len(base_ranks) if audit.request.is_weak else 1.0
+        apart = abs(tokens / its / grown - 1) if tokens and its else inf
+        if apart <= _SHARE:
+            batch, of_base, unit, most = tokens, its, "elements", _SHARE
+        elif min(apart, abs(batch / of_base / grown - 1)) < _ABOUT:
+            text = "how many samples a step learns from is another number in every step"
+            return make_unobservable(cell, "samples_vary", text)
     rate, base_rate = (
         max((rate for step in of_cell[0].steps for rate in step["lr"] if rate is not None), default=0.0)
         for of_cell in (ranks, base_ranks)
@@ -100,15 +107,15 @@ def global_batch(audit: Audit, cell: str) -> Finding | None:
     share, its_share = batch / len(ranks), of_base / len(base_ranks)
     numbers: dict[str, Any] = {
         "baseline": audit.baseline, "samples_per_step": batch, "samples_per_step_of_baseline": of_base,
-        "rate": rate, "baseline_rate": base_rate, "share": share, "share_of_baseline": its_share,
+        "rate": rate, "baseline_rate": base_rate, "share": share, "share_of_baseline": its_share, "unit": unit,
     }  # fmt: skip
     if audit.request.is_weak:
-        text = "learns from {share:g} samples per rank and step, {baseline} from {share_of_baseline:g}"
-        are_apart = abs(share / its_share - 1) > _APART
+        text = "learns from {share:g} {unit} per rank and step, {baseline} from {share_of_baseline:g}"
+        are_apart = abs(share / its_share - 1) > most
         return fail(cell, "other_share", text, **numbers) if are_apart else succeed(cell, text, **numbers)
-    samples = "learns from {samples_per_step:g} samples per step, {baseline} from {samples_per_step_of_baseline:g}"
+    samples = "learns from {samples_per_step:g} {unit} per step, {baseline} from {samples_per_step_of_baseline:g}"
     is_other_rate = abs(rate - base_rate) > _APART * base_rate
-    if abs(batch / of_base - 1) > _APART:
+    if abs(batch / of_base - 1) > most:
         if is_other_rate or not rate:
             text = samples + ", at another learning rate: time to the same quality would tell"
             return make_unobservable(cell, "other_batch_and_rate", text, **numbers)
@@ -134,6 +141,13 @@ def global_batch(audit: Audit, cell: str) -> Finding | None:
         which = f"{len(other):,} of {len(pairs):,} steps, first of step {other[0]:,}"
         return make_unobservable(cell, "other_rates", text, **numbers, other=which)
     return succeed(cell, samples + ", at a learning rate of {rate:g} at most", **numbers)
+
+
+def _count_elements(ranks: list[RankRecord]) -> float:
+    """Return how many elements most steps are fed, all ranks together, or about as many; 0 where that varies, too."""
+    sizes = [sum(prod(micro.get("shape") or [0]) for micro in micros) for micros in each_common_step(ranks)]
+    usual = float(median(sizes))
+    return usual if 2 * sum(abs(size - usual) <= _SHARE * usual for size in sizes) >= len(sizes) else 0.0
 
 
 _LEARNING_RATES = ("lr", "initial_lr", "max_lr")

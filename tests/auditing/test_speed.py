@@ -10,7 +10,7 @@ from ddp_audit.__main__ import require_steps
 from ddp_audit.asked import Request, ScriptError
 from ddp_audit.checks import Answers, Result, judge_cells
 from ddp_audit.findings import list_first_pass
-from ddp_audit.findings.cells import plausible_speed
+from ddp_audit.findings.cells import global_batch, plausible_speed
 from ddp_audit.findings.gradients import loss_weights
 from ddp_audit.findings.hygiene import clock
 from ddp_audit.findings.parameters import finite
@@ -131,6 +131,22 @@ def test_same_indices_are_the_same_rows_unless_what_was_looked_at_differs(conten
     found = rows_of_its_own.find(audit, "2proc")
     assert (found.outcome, found.code) == (verdict, code)
     assert verdict != "failed" or (found.numbers["share"], found.numbers["rows"]) == (1.0, 160)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_weak", "code"), [(120, False, "passed"), (240, False, "other_batch"), (240, True, "passed")]
+)
+def test_batches_that_are_sized_by_tokens_are_compared_by_them(tokens, is_weak, code):
+    def feed(most, shift):
+        steps = _make_steps(20, 1, forward=0.1)
+        for step in steps:
+            width = (4, 5, 40, 60, 24)[(step["step"] + shift) % 5]
+            step["micros"] = [{"num_samples": most // width, "shape": [most // width, width]}]
+        return steps
+
+    audit = _make_audit([feed(240, 0)], [feed(tokens, 0), feed(tokens, 1)])
+    audit.request = replace(_REQUEST, is_weak=is_weak)
+    assert global_batch.find(audit, "2proc").code == code
 
 
 def test_what_is_a_part_of_steps_in_one_cell_is_one_in_all():
