@@ -74,11 +74,13 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
         for key, steps in later.items()
     }
     results: list[Finding] = []
+    base_rows = collect_rows(list_first_pass(audit.ranks(audit.baseline)[0])[0], by_content=is_split)
     loaders = [line for line in ranks[0].lines.get("loader", []) if line["loader"] in ranks[0].loaders]
     about: dict[str, Any] = {
         "device": audit.device,
         "workers": {line["num_workers"] for line in loaders if line["num_rows"] is None},
         "num_there": 0 if is_split else min((line["num_rows"] or 0 for line in loaders), default=0),
+        "of_base": [index or content for index, content in base_rows],
     }
     for where, of_ranks in passes.items():
         rows_of_ranks = [collect_rows(steps, by_content=is_split) for steps in of_ranks]
@@ -143,10 +145,12 @@ def _judge_rows(
     device: str,
     workers: set[int],
     num_there: int,
+    of_base: list[str],
 ) -> Finding:
     """Compare the rows of a pass.
 
-    `last`: the last micro-batch of each rank; `num_there`: rows that the data set has; 0 if that is not known.
+    `last`: the last micro-batch of each rank; `num_there`: rows that the data set has; 0 if that is not known;
+    `of_base`: names of the rows of the baseline's first rank in its first pass, in order.
     """
     # At the end of a pass rows are repeated, so that every rank has as many, or as many batches.
     num_last = [len(micro.get("ids") or micro.get("rows") or [None]) for micro in last]
@@ -156,17 +160,7 @@ def _judge_rows(
     names = [[index or content for index, content in rows] for rows in rows_of_ranks]
     shown = [[index or content for index, content in rows] for rows in kept]
     contents = [[content for _, content in rows if content] for rows in kept]
-    shared = _share(shown)
-    if any(len(set(rows)) < _MOSTLY * len(rows) for rows in names):
-        # Drawn with replacement, or repeated: then they are the same where one follows the other on both alike.
-        shared = [float(rows == names[0]) for rows in names[1:]]
-        if not any(shared):
-            if workers == {number for rows in names for number in Counter(rows).values()}:
-                text = "{workers} workers of a loader read the same stream: each of its rows comes as often on a rank"
-                return fail(cell, "read_by_each_worker", text, workers=max(workers))
-            text = "rows come more than once on one rank itself: drawn with replacement, or repeated"
-            return make_unobservable(cell, "rows_repeated", text)
-    num_rows, num_different = sum(map(len, names)), len(set().union(*names))
+    shared, num_rows, num_different = _share(shown), sum(map(len, names)), len(set().union(*names))
 
     def limit(of_ranks: list[list[str]]) -> float:
         """Return what right ranks share at most: of a part of a pass, in which none is filled up, next to nothing."""
@@ -174,6 +168,26 @@ def _judge_rows(
         if num_rows > _MOSTLY * num_there or not all(sizes) or sizes != [*map(len, of_ranks)]:
             return most
         return min(most, max(_FEWEST_SHARED / min(sizes), max(sizes) / num_there / 2))
+
+    # Rows of several ranks are meant to be where the baseline repeats its own: fed as many rows, each as often as all
+    # ranks do (repeated augmentation), or in a stream at all (shards that are drawn with replacement).
+    begun = of_base[: len(names[0])]
+    is_as_often = num_rows * len({*begun}) <= (1 + _MOST_SHARED) * len(begun) * num_different
+    is_meant = max(shared) > limit(shown) and (
+        (is_as_often and _are_repeated(begun)) or (bool(workers) and max(shared) <= _MOSTLY and _are_repeated(of_base))
+    )
+    if is_meant or any(map(_are_repeated, names)):
+        # Drawn with replacement, or repeated: then they are the same where one follows the other on both alike.
+        shared = [float(rows == names[0] and not is_meant) for rows in names[1:]]
+        if not any(shared):
+            if workers == {number for rows in names for number in Counter(rows).values()} != {1}:
+                text = "{workers} workers of a loader read the same stream: each of its rows comes as often on a rank"
+                return fail(cell, "read_by_each_worker", text, workers=max(workers))
+            text = (
+                "rows come more than once, on one rank or on several: drawn with replacement, as resampled shards are, "
+                "or repeated, as for repeated augmentation"
+            )
+            return make_unobservable(cell, "rows_repeated", text)
 
     if max(shared) > limit(shown) and any(
         do_contents_differ(rows_of_ranks[0], other, device=device if max(shared) > most else "cpu")
@@ -214,6 +228,10 @@ def _share(of_ranks: list[list[str]]) -> list[float]:
     """Return of each rank but the first what part of its rows, or of the first one's if those are fewer, both have."""
     first, *others = map(set, of_ranks)
     return [len(first & rows) / min(len(first), len(rows)) for rows in others]
+
+
+def _are_repeated(rows: list[str]) -> bool:
+    return len({*rows}) < _MOSTLY * len(rows)
 
 
 def _know_in_common(mine: list[tuple[str, str]], other: list[tuple[str, str]]) -> bool:

@@ -133,6 +133,34 @@ def test_same_indices_are_the_same_rows_unless_what_was_looked_at_differs(conten
     assert verdict != "failed" or (found.numbers["share"], found.numbers["rows"]) == (1.0, 160)
 
 
+_TRIPLED = [row for row in range(60) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("base", "of_ranks", "num_there", "code"),
+    [
+        (_TRIPLED, [_TRIPLED[rank::4] for rank in range(4)], 60, "rows_repeated"),
+        (_TRIPLED, [_TRIPLED] * 2, 60, "same_rows"),
+        ([*range(20)] * 2, [range(40), range(20, 60)], None, "rows_repeated"),
+        (range(60), [range(40), range(20, 60)], None, "same_rows"),
+        (range(60), [range(40), range(40)], None, "same_rows"),
+    ],
+    ids=["repeated augmentation", "on every rank", "resampled shards", "shuffled by ranks", "a stream on every rank"],
+)
+def test_rows_that_are_meant_to_come_on_several_ranks_are_no_defect(base, of_ranks, num_there, code):
+    def feed(rows):
+        steps = _make_steps(10, 4, forward=0.1)
+        for step, at in zip(steps, range(0, 40, 4), strict=True):
+            batch = list(rows[at : at + 4])
+            step["micros"] = [{"loader": 0, **({"ids": batch} if num_there else {"rows": [*map(str, batch)]})}]
+        return steps
+
+    audit = _make_audit([feed(base)], list(map(feed, of_ranks)))
+    for rank in audit.ranks("2proc"):
+        rank.lines["loader"] = [{"loader": 0, "num_rows": num_there, "num_workers": 1}]
+    assert rows_of_its_own.find(audit, "2proc").code == code
+
+
 @pytest.mark.parametrize(
     ("tokens", "is_weak", "code"), [(120, False, "passed"), (240, False, "other_batch"), (240, True, "passed")]
 )
