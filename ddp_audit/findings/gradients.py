@@ -462,6 +462,10 @@ def clipping(audit: Audit, cell: str) -> Finding | None:
 def _was_clipped_scaled(step: Fields) -> bool:
     """Return whether what was clipped was divided later by what scales the loss of 16 bits."""
     scale = max((weight[1] for micro in list_micros(step) if (weight := weigh(micro))), default=0.0)
+    divided = 1 / (_find_rescaling(step) or inf)
+    # Of any other loss it is seen by what the gradient is divided by: a scaler's are powers of two.
+    if divided and abs(log2(divided) - round(log2(divided))) < _SAME:
+        scale = max(scale, divided)
     length = scale * step.get("gradient", {}).get("l2", 0.0)
     limits = [min(clip["norm"], clip["limit"] or 0.0) for clip in step.get("clips", [])]
     return scale >= _LARGE and any(0 < length <= _ALIKE * limit for limit in limits)
