@@ -42,6 +42,9 @@ class Given:
     """Indices into the data set, one per row; None where the loader does not say."""
     num_rows: int
     """Leading dimension of its first tensor; 0 where it has none."""
+    num_views: int
+    """Tensors with numbers with a fraction that are like the first: of a picture several views, which may be put
+    together as so many times the rows."""
     tensors: list[Callable[[], torch.Tensor | None]]
     """As long as the script holds them."""
     places: list[dict[int, int]] | None = None
@@ -163,12 +166,16 @@ class Loaders:
         if is_training:
             last = self.given[-1].loader if self.given else None
             waiting += [given for given in reversed(self.given) if given.is_learned is False and given.loader == last]
-        for given in waiting:
-            # An object, such as a graph, is fed in parts of its own.
-            if given.num_rows in leading or not given.tensors:
-                first = [held for item in given.tensors[:1] if (held := item()) is not None and is_on_host(held)]
-                return self._use(given, is_training), given.ids, first
-        return None, None, []
+        # An object, such as a graph, is fed in parts of its own.
+        fitting = (given for given in waiting if given.num_rows in leading or not given.tensors)
+        joined = (
+            given for given in waiting if any(given.num_rows * at in leading for at in range(2, given.num_views + 1))
+        )
+        fed = next(itertools.chain(fitting, joined), None)
+        if fed is None:
+            return None, None, []
+        first = [held for item in fed.tensors[:1] if (held := item()) is not None and is_on_host(held)]
+        return self._use(fed, is_training), fed.ids, first
 
     def _enter(self, name: str | None) -> timeline.Timeline:
         """Return the timeline that a wait for a loader counts in, which begins: one of its own beside the main thread.
@@ -239,7 +246,9 @@ class Loaders:
         if not is_known or self._lengths.get(name) is None:
             ids = None
         alive: list[Callable[[], torch.Tensor | None]] = list(map(weakref.ref, tensors))
-        given = Given(name, self._num_passes.get(name) == 1, ids, num_rows, alive)
+        has_views = len(tensors) > 1 and tensors[0].is_floating_point()
+        num_views = sum(tensor.shape == tensors[0].shape for tensor in tensors) if has_views else 1
+        given = Given(name, self._num_passes.get(name) == 1, ids, num_rows, num_views, alive)
         if self._num_plain.get(name, 0) < _PLAIN_BATCHES:
             given.find_places([])
         self.given.append(given)
