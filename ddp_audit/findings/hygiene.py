@@ -24,7 +24,7 @@ from ddp_audit.speed import EVALUATION, list_other_kinds, split_steps
 )
 def plain_baseline(audit: Audit, cell: str) -> Finding | None:
     """Look for a wrapper around the model of a single rank."""
-    micro, launched = audit.ranks(cell)[0].steps[0]["micros"][0], audit.first(cell)
+    micro, launched = _get_wrapped(audit.ranks(cell)[0].steps), audit.first(cell)
     wrapper, where = micro.get("wrapper", ""), format_line(micro.get("line"))
     if wrapper:
         text = "one rank, and its model is wrapped by {wrapper}" + " (called at {line})" * bool(where)
@@ -37,7 +37,12 @@ def plain_baseline(audit: Audit, cell: str) -> Finding | None:
 def is_wrapped(launched: Launched) -> bool:
     """Return whether the model of a single rank is wrapped: some scripts do so because torchrun starts them."""
     steps = launched.ranks[0].steps if len(launched.ranks) == 1 else []
-    return bool(steps and steps[0]["micros"][0].get("wrapper"))
+    return bool(steps and _get_wrapped(steps).get("wrapper"))
+
+
+def _get_wrapped(steps: list[Fields]) -> Fields:
+    """Return a micro-batch of the first step: of a model with a wrapper, if one was called, or the first one."""
+    return max(steps[0]["micros"], key=lambda micro: bool(micro.get("wrapper")))
 
 
 _Span = tuple[float, RankRecord, Fields, float, dict[str, float]]
@@ -159,7 +164,7 @@ def own_device(audit: Audit, cell: str) -> Finding | None:
 )
 def one_model(audit: Audit, cell: str) -> Finding | None:
     """Look whether DDP broadcasts the buffers of a model with batch normalisation."""
-    first = audit.ranks(cell)[0].steps[0]["micros"][0]
+    first = _get_wrapped(audit.ranks(cell)[0].steps)
     if not first.get("keeps_statistics"):
         return None
     text = "DistributedDataParallel(broadcast_buffers=False) is around BatchNorm layers; called at {line}"
