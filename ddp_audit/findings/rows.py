@@ -384,7 +384,7 @@ def _list_orders(ranks: Ranks) -> list[list[list[int]]]:
 
 _EPOCHS = re.compile(r"^(num_|n_|max_|total_)?(train_)?epochs?$", re.IGNORECASE)
 _ENDS_EARLIER = re.compile(
-    r"max_?(steps|iter)|num_?(steps|iter)|patience|early|resume|restore|init_from|load_from|start", re.IGNORECASE
+    r"(max|num)_?(train(ing)?_)?(step|iter)|patience|early|resume|restore|init_from|load_from|start", re.IGNORECASE
 )
 
 

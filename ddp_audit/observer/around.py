@@ -22,7 +22,7 @@ from ddp_audit.observer.record import Guard, Record, is_main_thread
 from ddp_audit.observer.samples import digest_one_by_one, list_tensors
 
 _ASKED = re.compile(
-    r"epoch|max_?(steps|iter)|num_?(steps|iter)|resume|restore|init_from|load_from|patience|early|seed", re.IGNORECASE
+    r"epoch|(max|num)_?(train(ing)?_)?(step|iter)|resume|restore|init_from|load_from|patience|early|seed", re.IGNORECASE
 )
 _MOST_FILES = 2_000
 _SHORT_NAME = 2
