@@ -26,8 +26,8 @@ from ddp_audit.observer.samples import (
     looks_like_mask,
     put_rows_first,
 )
-from ddp_audit.observer.steps import Micro, Steps
-from ddp_audit.observer.torch_private import get_transform, get_uncompiled
+from ddp_audit.observer.steps import Micro, Steps, is_captured
+from ddp_audit.observer.torch_private import get_transform, get_uncompiled, is_compiler_used, untraced
 
 _TRAINED_BY_A_STEP_OF_ITS_OWN = "LightningModule"
 """What is wrapped of such a model is its whole training step; alone, its forward pass is called or none."""
@@ -224,7 +224,8 @@ class Computing:
         if not is_training:
             return
         steps, wrapper = self._steps, model.wrapper()
-        is_read, is_start = steps.is_read, steps.number == 0
+        is_read = steps.is_read
+        is_start = is_read and steps.number == 0
         micro: Any = Micro(module=model.number, model=type(module).__name__)
         if given is not None:
             micro.loader, micro.ids = given.loader, ids
@@ -387,7 +388,7 @@ def read_random_states(device: torch.device) -> list[torch.Tensor]:
     """Return the states of the generators that a model on this device draws from; nothing here waits for the device."""
     states = [torch.default_generator.get_state()]
     # While a graph is captured nobody may ask.
-    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+    if device.type == "cuda" and not is_captured():
         states.append(torch.cuda.default_generators[device.index or 0].get_state())
     return states
 

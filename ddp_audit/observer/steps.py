@@ -56,9 +56,7 @@ class Steps:
         self._record, self._guard, self._times, self._place, self._lines = record, guard, times, place, lines
         self.number = 0
         """Steps that are over."""
-        self.is_sampled = self.is_read = True
-        """Whether the step that is under way is looked at closely: the first few, then every power of two; and whether
-        numbers of it are read: of the first 64, too."""
+        self._is_sampled = self._is_read = True
         self.is_lost = False
         """Whether a backward came that belongs to no call of a model that is watched."""
         self.micros: list[Any] = []
@@ -88,6 +86,16 @@ class Steps:
         """Of optimizers: the handle of each, what a compiler does not trace, and what costs less without one."""
         self._wrapper: Any = None
         self._backward_line: Line | None = None
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the step that is under way is looked at closely: the first few, then every power of two."""
+        return self._is_sampled and not is_captured()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether numbers of the step that is under way are read: of the first 64, too."""
+        return self._is_read and not is_captured()
 
     def can_read(self, tensor: torch.Tensor) -> bool:
         """Return whether numbers of this step are read: on a GPU, which has to be waited for, of sampled ones alone."""
@@ -240,7 +248,7 @@ class Steps:
         # A step that exchanges more than the one before may be where models are averaged.
         is_unusual = num_collectives != self._num_collectives and self._num_unusual < _MOST_UNUSUAL
         self._num_unusual += is_unusual
-        if self.is_sampled or is_unusual:
+        if self.is_sampled or (is_unusual and not is_captured()):
             fields["traffic"] = read_traffic(self._counts, counts) if counts else {}
         if self.is_sampled:
             if self._num_inside:
@@ -263,8 +271,8 @@ class Steps:
         self._num_collectives, self._counts, self.micros = num_collectives, counts, []
         self._num_inside, self.is_lost = 0, False
         self.number += 1
-        self.is_sampled = self.number < _OFTEN_UNTIL or (self.number + 1) & self.number == 0
-        self.is_read = self.is_sampled or self.number < _READ_UNTIL
+        self._is_sampled = self.number < _OFTEN_UNTIL or (self.number + 1) & self.number == 0
+        self._is_read = self._is_sampled or self.number < _READ_UNTIL
 
     def _describe_first(self, optimizer: Any, parameters: list[torch.Tensor]) -> dict[str, Any]:
         state = getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", {})
@@ -355,6 +363,11 @@ class Steps:
         # Without a limit it is a norm that somebody looks at, perhaps of one rank's part.
         if isinstance(norm, float) and math.isfinite(norm) and limit != math.inf:
             self._clips.append({"norm": norm, "limit": limit, "line": self._lines.find()})
+
+
+def is_captured() -> bool:
+    """Return whether a CUDA graph is being captured: whoever reads a number of the device meanwhile breaks it."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _join(waiting: list[Any]) -> Any:

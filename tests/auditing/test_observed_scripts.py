@@ -114,6 +114,8 @@ _HOSTILE = {
     "torch.nn.functional.mse_loss(head(row), torch.ones(1))))(torch.ones(3, 2))\n",
     "compiles losses": "import torch\nfor loss in (torch.nn.CrossEntropyLoss(), torch.nn.MSELoss()):\n"
     "    torch.jit.script(loss)\n",
+    "captures a CUDA graph": "import torch\ntorch.cuda.is_initialized = lambda: True\n"
+    "torch.cuda.is_current_stream_capturing, torch.Tensor.cpu = torch.cuda.is_initialized, None\n",
     "has no modules": "import sys, torch\nfor name in [one for one in sys.modules if one.startswith('ddp_audit')]:\n"
     "    del sys.modules[name]\n",
 }
