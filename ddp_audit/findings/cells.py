@@ -12,6 +12,7 @@ from typing import Any
 from ddp_audit.findings import (
     UNLIKE,
     count_samples,
+    do_optimizers_take_turns,
     do_samples_lead,
     each_common_step,
     fail,
@@ -176,9 +177,11 @@ def same_step(audit: Audit, cell: str) -> Finding | None:
     unlike = [name for name in mine if mine[name] != base.get(name, mine[name])]
     other = [f"{name} {mine[name]}, {audit.baseline} {base[name]}" for name in unlike]
     of_ranks = [_collect_facts([rank]).get("training mode") for rank in ranks]
-    if len(set(of_ranks)) > 1:
+    left = next(filter(None, map(_find_left_in_evaluation, ranks)), None)
+    if len(set(of_ranks)) > 1 or left:
         text = "model.training is {other}; a rank that has called model.eval() has to call model.train() again"
         modes = [f"{mode} on rank {rank}" for rank, mode in enumerate(of_ranks)]
+        modes = [f"False from step {left} on, after the first evaluation"] if left else modes
         return fail(cell, "other_mode", text, other=modes)
     samples, of_base = count_samples(ranks), count_samples(base_ranks)
     grown = len(ranks) / len(base_ranks) if audit.request.is_weak else 1.0
@@ -219,6 +222,18 @@ def same_step(audit: Audit, cell: str) -> Finding | None:
             return make_unobservable(cell, "other_micro_batches", text, fed=fed, its=its, baseline=audit.baseline)
     same = [name for name in mine if name in base]
     return succeed(cell, "as in {baseline} are {same}", baseline=audit.baseline, same=same)
+
+
+def _find_left_in_evaluation(rank: RankRecord) -> int | None:
+    """Return the step after the rank's first evaluation, if its model is in training mode until then and never again.
+
+    None where both modes are the same to it, or it may be meant: from the start on, or for another optimizer.
+    """
+    first = next((step["step"] for step in rank.steps if step.get("seconds", {}).get("evaluation")), 0)
+    modes = {(step < first, mode) for step, micro in rank.micros() if (mode := micro.get("is_training")) is not None}
+    is_other = any(micro.get("is_random") for micro in rank.steps[0]["micros"])
+    is_left = modes == {(True, True), (False, False)} and is_other and not do_optimizers_take_turns([rank])
+    return first if is_left else None
 
 
 def _collect_facts(ranks: list[RankRecord]) -> dict[str, str]:

@@ -335,7 +335,7 @@ def find_other_gradient(audit: Audit, cell: str, *, is_scale_known: bool = False
     numbers = {"cell": cell, "baseline": audit.baseline}
     # Beside a loader's rows there are those that a generator has made of random numbers.
     is_made = len({micro.get("loader") is None for micro in firsts}) > 1
-    is_random = is_made or any(micro.get("is_random") or micro.get("has_drawn") for micro in firsts)
+    is_random = is_made or any(micro.get(name) for micro in firsts for name in ("is_made", "is_random", "has_drawn"))
     if is_random or not _begin_alike(ranks, base):
         # Of other rows a gradient is as long as it happens to be.
         ratio = 1.0 if is_scale_known else _compare_lengths(ranks[0], base[0])

@@ -242,7 +242,8 @@ class Computing:
             inner = module if wrapper is None else getattr(wrapper, "module", module)
             micro.is_training = bool(getattr(inner, "training", True))
         if is_start:
-            micro.is_random = bool(source) or any(draws_at_random(item) for item in module.modules())
+            micro.is_made = bool(source)
+            micro.is_random = any(draws_at_random(item) for item in module.modules())
         if first:
             micro.shape = list(first[0][1].shape)
             micro.num_samples = len(ids) if ids else micro.shape[0]
