@@ -245,12 +245,13 @@ def each_common_step(ranks: Ranks) -> Iterator[list[Fields]]:
 
 def weigh(micro: Fields) -> tuple[float, float] | None:
     """Return the weight of one target, and of the mean over all of the micro-batch; None where it is not known."""
-    loss, of_model, targets = micro.get("loss"), micro.get("loss_of_model"), micro.get("num_targets")
-    if micro.get("num_losses") != 1 or micro.get("is_weighted") or not loss or not of_model or not targets:
+    weights = micro.get("weights") or []
+    if micro.get("num_losses") != 1 or micro.get("is_weighted") or len(weights) != 1:
         return None
-    weight = loss / of_model
-    by_reduction = {"mean": (weight / targets, weight), "sum": (weight, weight * targets)}
-    return by_reduction.get(micro.get("reduction", "")) if isfinite(weight) else None
+    targets, weight, _ = weights[0]
+    if not targets or not isfinite(weight):
+        return None
+    return (weight / targets, weight) if micro.get("reduction") == "mean" else (weight, weight * targets)
 
 
 def list_shares(rank: RankRecord, kinds: Sequence[str] = ()) -> list[float]:

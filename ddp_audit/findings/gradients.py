@@ -66,7 +66,7 @@ _FEWEST_KEPT = 2
 _ALIKE = 1.02
 _SAME = 1e-3
 _SHARE = 0.1
-"""Of the steps."""
+"""Of the steps, and of a loss."""
 
 
 @question(
@@ -85,18 +85,19 @@ def loss_weights(audit: Audit, cell: str) -> Finding | None:
         # An update of one loss is no mean of several.
         return None
     for step, tasks in enumerate(every, start=1):
-        if None in map(weigh, chain(*tasks)) or max(map(len, tasks)) < 2:
+        unlike = [micros for micros in tasks if not _weigh_alike(micros)]
+        if None in map(weigh, chain(*unlike)) or max(map(len, tasks)) < 2:
             continue
         num_steps += 1
-        for micros in tasks:
+        for micros in unlike:
             weights = zip(*filter(None, map(weigh, micros)), strict=True)
             of_target, of_mean = (max(item) / min(item) if min(item) > 0 else inf for item in weights)
-            if of_target <= _ALIKE:
+            if of_target <= _ALIKE and all(map(_is_whole, micros)):
                 continue
-            if of_mean > 1 + _SAME:
+            if of_target <= _ALIKE or of_mean > 1 + _SAME or not all(_is_whole(micro, _SHARE) for micro in micros):
                 text = "what is back-propagated is no fixed multiple of such a loss"
                 return make_unobservable(cell, "no_fixed_multiple", text)
-            counts = [micro["num_targets"] for micro in micros]
+            counts = [micro["weights"][0][0] for micro in micros]
             wrong.append((step, min(counts), max(counts), format_line(micros[0].get("line"))))
             break
     if not num_steps:
@@ -122,6 +123,24 @@ def loss_weights(audit: Audit, cell: str) -> Finding | None:
     if is_rare:
         return make_unobservable(cell, "means_of_means_at_times", text, line=where, **numbers)
     return fail(cell, "means_of_means", text, line=where, **numbers)
+
+
+def _weigh_alike(micros: list[Fields]) -> bool:
+    """Return whether micro-batches have as many samples and targets, of the same weight: a mean of their means is one.
+
+    What else is added to their losses may be a mean of its own: there has to be little of it.
+    """
+    known = [
+        [micro.get("shape"), [item[:2] for item in held]] for micro in micros
+        if (held := micro.get("weights")) and len(held) == micro.get("num_losses") and not micro.get("is_weighted")
+        and _is_whole(micro, _SHARE)
+    ]  # fmt: skip
+    return bool(known) and known == known[:1] * len(micros)
+
+
+def _is_whole(micro: Fields, most: float = _ALIKE - 1) -> bool:
+    """Return whether nothing but losses of torch's is back-propagated, or at most such a share beside them."""
+    return isclose(micro.get("loss") or inf, sum(share for *_, share in micro["weights"]), rel_tol=most)
 
 
 def _split_tasks(micros: list[Fields]) -> list[list[Fields]]:
@@ -246,14 +265,14 @@ def gradient_scale(audit: Audit, cell: str) -> Finding | None:
 def _find_scale(ranks: list[RankRecord]) -> float | None:
     """Return how many times the mean loss of its micro-batches an update learns from; None if it is not known.
 
-    DDP takes the mean over the ranks; of any other exchange it is not known what it makes of a sum. Where the loss has
-    other terms beside the one of torch, what is back-propagated is another multiple of that one every time.
+    DDP takes the mean over the ranks; of any other exchange it is not known what it makes of a sum. Where there are
+    other terms beside a loss of torch's, what multiplies that one says nothing of them.
     """
     if do_optimizers_take_turns(ranks):
         return None
     every: list[tuple[float | None, float, list[float]]] = []
     for step, micros in zip(ranks[0].steps, each_common_step(ranks), strict=False):
-        weights = [weight for weight in map(weigh, micros) if weight is not None]
+        weights = [weight for micro in micros if (weight := weigh(micro)) is not None and _is_whole(micro)]
         if len(weights) < len(micros):
             continue
         if len(ranks) > 1 and any(micro.get("wrapper") != "DistributedDataParallel" for micro in micros):
@@ -261,7 +280,7 @@ def _find_scale(ranks: list[RankRecord]) -> float | None:
         if (rescaled := _find_rescaling(step)) == inf:
             return None
         factor = rescaled or 1.0
-        multiples = [factor * micro["loss"] / micro["loss_of_model"] for micro in micros]
+        multiples = [factor * micro["weights"][0][1] for micro in micros]
         every.append((rescaled, factor * sum(of_mean for _, of_mean in weights) / len(ranks), multiples))
     # What happens to a gradient after its backward is looked at in some steps alone.
     kept = [item for item in every if item[0] is not None] or every

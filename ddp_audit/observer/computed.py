@@ -352,9 +352,11 @@ class Computing:
         micro.loss_of_model = float(output.detach()) if output.numel() == 1 else None
         if output.grad_fn is not None:
             self._last_loss = weakref.ref(output), output.grad_fn.name(), micro.loss_of_model
+        is_learned = None
         if is_of_classes:
             kept, mask = target.detach().cpu(), micro.mask
-            micro.num_targets = int((kept != given["ignore_index"]).sum())
+            is_learned = kept != given["ignore_index"]
+            micro.num_targets = int(is_learned.sum())
             micro.num_classes = given["input"].shape[1:2].numel()
             fed = next((item for item in reversed(self._steps.micros) if item.ids and not item.num_backwards), micro)
             if kept.dim() == 1 and len(kept) == len(fed.ids or ()):
@@ -364,6 +366,30 @@ class Computing:
                 for cut in (mask, mask[:, 1:], torch.nn.functional.pad(mask, (0, 1), value=_IGNORED)[:, 1:]):
                     if kept.numel() == cut.numel() and torch.equal(kept.reshape(-1).long(), cut.reshape(-1).long()):
                         micro.labels_are_mask = True
+        if output.grad_fn is not None:
+            # The backward pass fills it, whichever micro-batch of several it has then been handed to. A hook on the
+            # tensor itself would be pickled with it, and would be in the way of the script's own ones.
+            weights = vars(micro).setdefault("weights", [])
+            value = output.detach().clone() if micro.loss_of_model is None else micro.loss_of_model
+            see = functools.partial(self._see_weight, weights, micro.num_targets, value, is_learned)
+            hook = self._guard.wrap(see)
+            output.grad_fn.register_prehook(untraced(hook) if is_compiler_used() else hook)
+
+    def _see_weight(
+        self, weights: list[Any], number: int, value: Any, is_learned: torch.Tensor | None, gradients: Any
+    ) -> None:
+        """Keep targets, weight and share of a loss in what is back-propagated, whatever else is added to that."""
+        gradient = gradients[0]
+        if not self._is_backward or type(gradient) is not torch.Tensor or not self._steps.can_read(gradient):
+            return
+        gradient = gradient.detach().cpu()
+        learned = gradient[gradient != 0]
+        # Of one that is no mean or sum yet: the targets that a mask leaves, if all weigh the same.
+        if len(learned) and learned.min() == learned.max():
+            if gradient.numel() > 1:
+                number = len(learned) if is_learned is None else int((gradient != 0)[is_learned].sum())
+                value = value.cpu()
+            weights.append((number, float(learned[0]), float((gradient * value).sum())))
 
     def _read_loss(self, tensors: Any) -> None:
         loss: Any = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)

@@ -377,7 +377,8 @@ def _join(waiting: list[Any]) -> Any:
     known = [item.is_synchronised for item in waiting if item.is_synchronised is not None]
     fed.is_synchronised, fed.num_losses = max(known, default=None), sum(item.num_losses for item in waiting)
     if fed is not last:
-        for name in ("is_weighted", "num_targets", "reduction", "loss_of_model", "labels_are_mask", "num_classes"):
+        names = "is_weighted", "num_targets", "reduction", "loss_of_model", "weights", "labels_are_mask", "num_classes"
+        for name in names:
             setattr(fed, name, getattr(last, name))
     return fed
 

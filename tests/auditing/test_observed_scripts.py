@@ -112,6 +112,9 @@ _HOSTILE = {
     "threading.current_thread = threading.main_thread = None\nsys.modules['__main__'] = object()\n",
     "transforms a model": "import torch\nhead = torch.nn.Linear(2, 1)\ntorch.vmap(torch.func.grad(lambda row: "
     "torch.nn.functional.mse_loss(head(row), torch.ones(1))))(torch.ones(3, 2))\n",
+    "hooks a loss that it has changed in its place": "import torch\nhead, seen = torch.nn.Linear(2, 1), []\n"
+    "loss = torch.nn.functional.mse_loss(head(torch.ones(3, 2)), torch.ones(3, 1))\nloss /= 2\n"
+    "loss.register_hook(seen.append)\nloss.backward()\nassert seen == [1]\n",
     "compiles losses": "import torch\nfor loss in (torch.nn.CrossEntropyLoss(), torch.nn.MSELoss()):\n"
     "    torch.jit.script(loss)\n",
     "captures a CUDA graph": "import torch\ntorch.cuda.is_initialized = lambda: True\n"

@@ -205,10 +205,10 @@ def _make_pass(num_steps, *ends, last=4):
     lines = [{"loader": 0, "is_over": False, "step": 0}]
     for end in ends:
         lines += [{"loader": 0, "is_over": is_over, "step": end} for is_over in (True, False)]
-    loss = {"loss": 1.0, "loss_of_model": 1.0, "num_losses": 1, "reduction": "mean"}
+    loss = {"loss": 1.0, "num_losses": 1, "reduction": "mean"}
+    weights = {step: [[last if step in ends else 4, 1.0, 1.0]] for step in range(1, num_steps + 1)}
     steps = [
-        {"step": step, "micros": [{"loader": 0, "ids": [step], "num_targets": last if step in ends else 4, **loss}]}
-        for step in range(1, num_steps + 1)
+        {"step": step, "micros": [{"loader": 0, "ids": [step], "weights": weights[step], **loss}]} for step in weights
     ]
     return RankRecord(0, steps=steps, lines={"pass": lines, "torch": []})
 
