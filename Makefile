@@ -24,6 +24,8 @@ $(foreach name,SCRIPT CELLS LAUNCHER FOLDER INTERPRETER PYTHON TORCH PRESET GPU 
 export PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
+# It says where the environment was made: its programs name that place, and what is copied would run the code there.
+MOVED := $(shell [ ! -s $(READY) ] || [ "$$(cat $(READY))" -ef $(VENV) ] || echo --reinstall)
 EXTRAS := $(VENV)/.extras
 TORCH_PACKAGES := ^(torch|torchvision|triton|cuda-[a-z]+|nvidia-(cu|nc|nv)[a-z0-9-]*)==
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
@@ -109,7 +111,7 @@ setup: $(READY)  ## Make .venv from the lock; or TORCH=installed, TORCH=cuda12
 
 # TORCH=installed takes the torch that the machine has, as rented notebooks do; TORCH=cuda12 the last one for drivers before 580.
 # Which of them it was is kept. uv itself comes from the same lock, by hash, through pip.
-$(READY): requirements.lock pyproject.toml $(if $(filter override,$(firstword $(origin TORCH))),always)
+$(READY): requirements.lock pyproject.toml $(if $(filter override,$(firstword $(origin TORCH)))$(MOVED),always)
 	@"$$PYTHON" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15) and "setup: Python " + sys.version.split()[0] + "; needed: 3.11 to 3.14, such as make setup PYTHON=python3.13")'
 	torch="$${TORCH-$$(cat $(VENV)/torch 2>/dev/null || true)}"
 	site=(); locks=(requirements.lock)
@@ -121,20 +123,32 @@ $(READY): requirements.lock pyproject.toml $(if $(filter override,$(firstword $(
 	  installed) locks=($(VENV)/others.lock); site=(--system-site-packages) ;;
 	  *) echo "setup: TORCH: got $$torch; allowed: installed, cuda12, or nothing for that of requirements.lock" >&2; exit 2 ;;
 	esac
-	[ -x $(VENV)/bin/python ] && [ -f $(VENV)/torch ] && [ "$$torch" = "$$(cat $(VENV)/torch 2>/dev/null || true)" ] || "$$PYTHON" -m venv "$${site[@]}" $(VENV)
+	[ -x $(VENV)/bin/python ] && [ -f $(VENV)/torch ] && [ "$$torch" = "$$(cat $(VENV)/torch 2>/dev/null || true)" ] || {
+	  "$$PYTHON" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("ensurepip") and "setup: Python %d.%d lacks ensurepip and makes no environment; on Debian and Ubuntu: apt install python%d.%d-venv, or take another, such as make setup PYTHON=python3.13" % (sys.version_info[:2] * 2))'
+	  "$$PYTHON" -m venv "$${site[@]}" $(VENV)
+	}
 	echo "$$torch" > $(VENV)/torch
 	awk '/^uv==/ {on=1} on {print} on && !/\\$$/ {exit}' requirements.lock > $(VENV)/uv.lock
 	awk '/^[a-z]/ {on = !/$(TORCH_PACKAGES)/} on' requirements.lock > $(VENV)/others.lock
 	[ -x $(VENV)/bin/uv ] || $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --ignore-installed --require-hashes -r $(VENV)/uv.lock
 	# Before 3.11.11, venv writes an `activate` that takes no quotation mark in the folder's name.
 	uv venv --quiet --offline --allow-existing "$${site[@]}" --python $(VENV)/bin/python $(VENV)
+	$(if $(MOVED),echo "$(VENV) was made as $$(cat $(READY)); it is made anew for this folder")
 	echo "Installing the packages of requirements.lock (a minute or two the first time)"
-	uv pip sync --python $(VENV)/bin/python --quiet --compile-bytecode --require-hashes "$${locks[@]}"
-	uv pip install --python $(VENV)/bin/python --quiet --no-deps --no-build-isolation --offline -e .
+	uv pip sync --python $(VENV)/bin/python --quiet --compile-bytecode $(MOVED) --require-hashes "$${locks[@]}" || {
+	  # Where index, proxy or certificates are set for pip alone, pip takes over; it keeps any password to itself.
+	  [ $$? -le 2 ]
+	  $(VENV)/bin/python -m ensurepip > /dev/null 2>&1
+	  $(VENV)/bin/python -m pip config list 2> /dev/null | grep -E '\.(index-url|extra-index-url|find-links|cert|client-cert|proxy|trusted-host)=' > /dev/null
+	  echo "uv did not get them (above) and reads no settings of pip: pip tries it with those, which takes longer"
+	  $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(MOVED:--reinstall=--force-reinstall) --require-hashes "$${locks[@]/#/-r}"
+	  uv pip sync --python $(VENV)/bin/python --quiet --offline --require-hashes "$${locks[@]}"
+	}
+	uv pip install --python $(VENV)/bin/python --quiet --no-deps --no-build-isolation --offline $(MOVED) -e .
 	[ "$$torch" != installed ] || $(VENV)/bin/python -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10) and "setup: torch " + torch.__version__ + " is installed; needed: 2.10 or later, or TORCH=cuda12")'
 	# A download without .git: DVC would ask for a git repository.
 	[ -e .git -a ! -L data -a ! -L reports ] || dvc config --local core.no_scm true
-	touch $@
+	echo "$$PWD/$(VENV)" > $@
 
 always:
 

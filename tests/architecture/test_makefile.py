@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -19,6 +20,17 @@ _RUNS = "$(shell touch was-run) $$x"
 _TOOL = """#!/bin/bash
 printf '%s\\n' "$(basename "$0")" "$@" >> "$CALLS"
 """
+_PIP = """[ "$3" != config ] || echo "$SETTING"
+"""
+"""What `python -m pip config list` writes."""
+_UV = r"""[ -e synced ] || [ "$2" != sync ] || { touch synced; exit "$CODE"; }
+"""
+"""uv that once fails to sync."""
+_BARE = f"""#!/bin/bash
+[ "$1" = -c ] || exit 1
+exec "{sys.executable}" -c 'import sys; sys.modules["ensurepip"] = None; exec(sys.argv[1])' "$2"
+"""
+"""A Python without ensurepip."""
 
 
 @pytest.fixture
@@ -80,6 +92,46 @@ def test_set_up_takes_the_torch_that_is_asked_for_and_does_so_again(torch, locks
     # A lock that changed is installed as the one before it was.
     os.utime(odd / "requirements.lock", (2**31, 2**31))
     assert locks[-1] in _make(odd, "setup")
+
+
+@pytest.mark.parametrize("take", [shutil.move, shutil.copytree])
+def test_an_environment_that_was_made_in_another_folder_is_made_anew(take, odd):
+    _make(odd, "setup")
+    other = odd.with_name("another folder")
+    take(odd, other)
+    said = _make(other, "compare")
+    assert (said.count("--reinstall"), said[-2:]) == (2, ["ddp-compare", "run"])
+    assert _make(other, "compare") == ["ddp-compare", "run"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "code", "by_pip"),
+    [
+        ("global.index-url='https://me:secret@mirror.example/simple'", 2, True),
+        (":env:.extra-index-url='a b'", 1, True),
+        ("global.timeout='60'", 2, False),
+        ("global.index-url='https://mirror.example/simple'", 130, False),
+    ],
+)
+def test_what_uv_cannot_get_comes_through_pip_where_pip_has_an_index(setting, code, by_pip, odd, monkeypatch):
+    monkeypatch.setenv("SETTING", setting)
+    monkeypatch.setenv("CODE", str(code))
+    for name, more in (("python", _PIP), ("uv", _UV)):
+        (odd / ".venv" / "bin" / name).write_text(_TOOL + more)
+    done = _run(odd, "setup")
+    said = (odd / "calls.txt").read_text().splitlines()
+    assert (done.returncode == 0, "-rrequirements.lock" in said, (odd / ".venv" / ".ready").exists()) == (by_pip,) * 3
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_a_python_without_ensurepip_is_refused_with_the_remedy(odd):
+    python = odd / "a python"
+    python.write_text(_BARE)
+    python.chmod(0o755)
+    done = _run(odd, "setup", f"PYTHON={python}")
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert f"apt install python{sys.version_info.major}.{sys.version_info.minor}-venv" in line
+    assert (done.returncode, (odd / ".venv" / "torch").exists()) == (2, False)
 
 
 def test_a_driver_of_cuda_12_is_refused_before_anything_is_loaded(odd):
