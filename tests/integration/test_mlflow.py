@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
+from functools import partialmethod
 from pathlib import Path
 
 import mlflow
@@ -41,14 +42,18 @@ def place(tmp_path, empty_store, monkeypatch):
     return Place(tmp_path, ["mlflow"])
 
 
-def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place):
+def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place, monkeypatch):
     store = place.folder / "mlflow.db"
     store.chmod(0o644)
     client = MlflowClient(tracking_uri=f"sqlite:///{store}")
     place.report(speedup=1.5)
-    # Somebody deletes it.
-    client.delete_experiment(client.get_experiment_by_name("ddp-compare").experiment_id)
-    place.report(speedup=1.5)
+    # Somebody deletes it, with more runs than a page of the search has.
+    deleted = client.get_experiment_by_name("ddp-compare").experiment_id
+    client.create_run(deleted, start_time=1, run_name="oldest")
+    client.delete_experiment(deleted)
+    with monkeypatch.context() as pages:
+        pages.setattr(MlflowClient, "search_runs", partialmethod(MlflowClient.search_runs, max_results=3))
+        place.report(speedup=1.5)
     assert stat.S_IMODE(store.stat().st_mode) == 0o600
     experiment = client.get_experiment_by_name("ddp-compare")
     found = client.search_runs([experiment.experiment_id])

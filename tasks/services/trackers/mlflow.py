@@ -182,8 +182,9 @@ class _Runs:
         if result is not None and result.lifecycle_stage == "deleted":
             # It takes no run, and keeps its name. Restored, it has all runs again that anybody had deleted.
             self._client.restore_experiment(result.experiment_id)
-            for run in self._client.search_runs([result.experiment_id]):
-                self._client.delete_run(run.info.run_id)
+            while runs := self._client.search_runs([result.experiment_id]):  # a page of them
+                for run in runs:
+                    self._client.delete_run(run.info.run_id)
         self._experiment_id = result.experiment_id if result else self._client.create_experiment(comparison.experiment)
         self._read_runs()
 
