@@ -18,6 +18,7 @@ from dvc.repo import Repo
 from flows.child import make_environment, run_child
 from flows.output import DVC_CHATTER
 from tasks.process.failure import FREE_SPACE, STORAGE_ERRORS, ExitCode, StageError
+from tasks.process.logs import SILENT
 from tasks.process.stopping import STARTER
 from tasks.reporting.provenance import STAGE_SECONDS
 
@@ -141,7 +142,7 @@ def find_cached(changes: Mapping[str, list[str]]) -> dict[str, str]:
     if not changes or not _is_cached(changes):
         return {}
     with contextlib.suppress(DvcException):
-        if not always or reproduce(*always, environment={}, on_output=lambda _: None) == 0:
+        if not always or reproduce(*always, environment={SILENT: "1"}, on_output=lambda _: None) == 0:
             after = list_changes()
             if _is_cached(after):
                 return {stage: _UNCHANGED if reasons else _CACHED for stage, reasons in after.items()}

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from tasks.inputs.snapshot import digest_sources, read_stages, select_values
 from tasks.machine.facts import collect_machine_facts
@@ -22,8 +23,8 @@ from tasks.params import Params, load_params
 from tasks.params.local_files import digest_source
 from tasks.params.prompts import FILE
 from tasks.process.failure import ConfigurationError, exit_with_one_line
-from tasks.process.logs import configure_logging
-from tasks.records.manifests import InputsFile, SourceDigest, SourcesFile, TrialFile
+from tasks.process.logs import SILENT, configure_logging
+from tasks.records.manifests import InputsFile, MachineFile, SourceDigest, SourcesFile, TrialFile
 from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
@@ -63,17 +64,26 @@ def read_trial(path: Path) -> str | None:
     return kept.trial if kept else None
 
 
-def note_versions(file: Path) -> None:
-    """Note which numbers this version comes to, and say where finished work beside the note is of another one."""
-    now, before = list_versions(), dict[str, int]()
+def note_versions(file: Path, machine: MachineFile) -> None:
+    """Note which numbers this version and this machine come to, and say what changed of them beside finished work."""
+    versions = list_versions()
+    now: dict[str, Any] = {
+        **versions,
+        **machine.content(exclude={"digest", "gpus", "num_gpus", "versions"}),
+        **machine.versions,
+        "gpus": ", ".join(f"{gpu.name} {gpu.memory_gib} GiB" for gpu in machine.gpus),
+    }
+    # What an earlier note lacks of the machine is not known to have changed.
+    before = {**now, **dict.fromkeys(versions, 0)}
     with contextlib.suppress(OSError, ValueError):
-        before = json.loads(file.read_bytes())
-    changed = [
-        f"{name} {before.get(name, 0)} -> {version}" for name, version in now.items() if before.get(name) != version
-    ]
+        before |= json.loads(file.read_bytes())
+    changed = {name: f"{name} {before[name]} -> {value}" for name, value in now.items() if before[name] != value}
     if changed and any((file.parent / name).is_dir() for name in ("runs", "measure")):
-        anew = "measured anew" if before.get("numerics") == now["numerics"] else "trained and measured anew"
-        _log.warning("%s was made by an earlier version of ddp-compare (%s): %s", file.parent, ", ".join(changed), anew)
+        anew = "measured anew" if set(changed) == {"measuring"} else "trained and measured anew"
+        _log.warning(
+            "changed since the last run here (%s): what %s does not hold of that yet is %s",
+            ", ".join(changed.values()), file.parent, anew,
+        )  # fmt: skip
     write_json(file, now)
 
 
@@ -115,7 +125,8 @@ def _main() -> None:
         if source and source.startswith(FILE)
     }
     SourcesFile.model_validate(dict.fromkeys(sources) | digests).write(arguments.sources)
-    note_versions(_VERSIONS)
+    if SILENT not in os.environ:
+        note_versions(_VERSIONS, machine)
     TrialFile(trial=read_trial(arguments.trial)).write(arguments.trial)
     write_snapshots(arguments.stages, params)
 

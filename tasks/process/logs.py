@@ -5,6 +5,8 @@ import os
 import sys
 from typing import TextIO
 
+SILENT = "DDP_COMPARE_SILENT"
+"""Environment variable: nobody is shown what the process writes."""
 _QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "urllib3", "filelock", "fsspec", "matplotlib", "alembic", "git")
 
 

@@ -7,7 +7,16 @@ import sys
 import pytest
 from dvc.lock import FAILED_TO_LOCK_MESSAGE
 
-from flows.pipeline import StageFailed, describe_plan, explain_failure, list_changes, list_stages, remember_seconds
+from flows.pipeline import (
+    StageFailed,
+    describe_plan,
+    explain_failure,
+    find_cached,
+    list_changes,
+    list_stages,
+    remember_seconds,
+)
+from tasks.process.logs import SILENT
 from tasks.reporting.provenance import STAGE_SECONDS
 from tests.flows.toy_project import make_toy_project
 
@@ -41,6 +50,18 @@ def toy(finished, monkeypatch):
 def test_finished_stage_has_no_reason_to_run_unless_it_always_does(toy):
     assert reasons_to_run("slice") == []
     assert reasons_to_run("fingerprint") == ["always changed"]
+
+
+def test_a_look_at_what_is_cached_says_that_nobody_sees_it(monkeypatch):
+    asked = {}
+
+    def reproduce(*stages, environment, on_output):
+        asked.update(dict.fromkeys(stages, environment))
+        return 1
+
+    monkeypatch.setattr("flows.pipeline.reproduce", reproduce)
+    assert find_cached({"fingerprint": ["always changed"], "slice": []}) == {}
+    assert SILENT in asked["fingerprint"]
 
 
 @pytest.mark.parametrize(

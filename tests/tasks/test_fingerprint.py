@@ -1,14 +1,18 @@
 """What decides numbers, and what does not."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tasks.fingerprint import note_versions, require_folder_for_dvc
 from tasks.machine.facts import collect_machine_facts
-from tasks.measuring.versions import MEASURING_VERSION
+from tasks.measuring.versions import MEASURING_VERSION, list_versions
 from tasks.process.failure import ConfigurationError
+from tasks.process.logs import SILENT
 from tasks.records.manifests import MachineFile
+from tests.processes import run_python
 from training.process.files import digest_json
 
 
@@ -39,9 +43,11 @@ def test_a_data_folder_on_another_disk_is_said_before_anything_is_fetched(tmp_pa
 
 
 def test_finished_work_of_an_earlier_version_is_said_once_to_be_made_anew(tmp_path, caplog, monkeypatch):
+    machine = collect_machine_facts().model_copy(update={"driver": "550.1"})
+
     def note():
         caplog.clear()
-        note_versions(tmp_path / "versions.json")
+        note_versions(tmp_path / "versions.json", machine)
         return caplog.messages
 
     assert note() == [], "nothing is finished there"
@@ -55,3 +61,25 @@ def test_finished_work_of_an_earlier_version_is_said_once_to_be_made_anew(tmp_pa
     (line,) = note()
     assert f"(measuring {MEASURING_VERSION} -> {MEASURING_VERSION + 1})" in line
     assert "trained" not in line
+    machine = machine.model_copy(update={"driver": "560.2", "versions": {**machine.versions, "torch": "9.9"}})
+    (line,) = note()
+    assert "(driver 550.1 -> 560.2, torch " in line
+    assert line.endswith("is trained and measured anew")
+    assert note() == []
+    (tmp_path / "versions.json").write_text(json.dumps(list_versions()))
+    assert note() == [], "an earlier note has nothing of the machine"
+
+
+def test_a_run_whose_output_nobody_sees_leaves_what_changed_to_the_next(tmp_path, project):
+    for name in ("dvc.yaml", "params.yaml"):
+        shutil.copy(project / name, tmp_path)
+    note = {**list_versions(), "torch": "0.1"}
+    (tmp_path / ".work" / "runs").mkdir(parents=True)
+    (tmp_path / ".work" / "versions.json").write_text(json.dumps(note))
+    names = ("machine", "sources", "trial", "stages")
+    words = [word for name in names for word in (f"--{name}", f"{name}.json")]
+    kept = {"folder": tmp_path, "PYTHONPATH": str(project)}
+    silent = run_python("-m", "tasks.fingerprint", *words, **kept, **{SILENT: "1"})
+    shown = run_python("-m", "tasks.fingerprint", *words, **kept)
+    assert (silent.returncode, shown.returncode) == (0, 0), shown.stderr
+    assert ("torch 0.1 -> " in silent.stderr, "torch 0.1 -> " in shown.stderr) == (False, True)
