@@ -11,10 +11,12 @@ from prefect.client.schemas.objects import ConcurrencyLimitConfig
 from prefect.runner import Runner
 from prefect.schedules import Schedule
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
-from ddp_audit.process.redaction import format_traceback, redact_logs
+from ddp_audit.process.redaction import format_traceback, redact_line, redact_logs
 from flows.ddp_compare import ddp_compare
 from flows.recording import end_killed_runs
+from tasks.process.failure import ConfigurationError, ExitCode
 
 _LOG = Path(".work/logs/prefect_runner.log")
 
@@ -29,18 +31,23 @@ class _Runner(Runner):
 
 async def _serve() -> None:
     runner = _Runner(name="ddp-compare", limit=1, pause_on_shutdown=False)
-    for entry in YAML(typ="safe", pure=True).load(Path("prefect.yaml"))["deployments"]:
-        limit = entry.get("concurrency_limit") or 1
-        limit = limit if isinstance(limit, dict) else {"limit": limit, "collision_strategy": "ENQUEUE"}
-        await runner.aadd_flow(
-            ddp_compare,
-            name=entry["name"],
-            description=entry.get("description"),
-            tags=entry.get("tags"),
-            parameters=entry.get("parameters"),
-            schedules=[Schedule(**plan) for plan in entry.get("schedules", [])],
-            concurrency_limit=ConcurrencyLimitConfig(**limit),
-        )
+    try:
+        for entry in YAML(typ="safe", pure=True).load(Path("prefect.yaml"))["deployments"]:
+            limit = entry.get("concurrency_limit") or 1
+            limit = limit if isinstance(limit, dict) else {"limit": limit, "collision_strategy": "ENQUEUE"}
+            await runner.aadd_flow(
+                ddp_compare,
+                name=entry["name"],
+                description=entry.get("description"),
+                tags=entry.get("tags"),
+                parameters=entry.get("parameters"),
+                schedules=[Schedule(**plan) for plan in entry.get("schedules", [])],
+                concurrency_limit=ConcurrencyLimitConfig(**limit),
+            )
+    except (AttributeError, FileNotFoundError, LookupError, TypeError, ValueError, YAMLError) as error:
+        raise ConfigurationError(
+            f"prefect.yaml: {type(error).__name__}: {error}; `git diff prefect.yaml` shows what was changed"
+        ) from error
     sys.stderr.write("serving ddp-compare: `prefect deployment run ddp-compare` starts a run\n")
     # Where the server does not answer Prefect says so here at length.
     with _LOG.open("w", encoding="utf-8") as log, contextlib.redirect_stdout(log):
@@ -55,6 +62,9 @@ def _main() -> int:
         asyncio.run(_serve())
     except Exception as error:
         _LOG.write_text(format_traceback(error), encoding="utf-8")
+        if isinstance(error, ConfigurationError):
+            sys.stderr.write(f"serve: {redact_line(str(error))}\n")
+            return ExitCode.CONFIGURATION
         return 1
     return 0
 

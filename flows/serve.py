@@ -60,6 +60,8 @@ def _run_deployments(server: Server) -> NoReturn:
     try:
         while runner.poll() is None and server.is_running:
             time.sleep(0.5)
+        if runner.returncode == ExitCode.CONFIGURATION:
+            sys.exit(ExitCode.CONFIGURATION)  # it has said why
         ended = "runner ended by itself; see .work/logs/prefect_runner.log"
         raise ResourceError(f"the Prefect {ended if server.is_running else 'server ended by itself'}")
     finally:

@@ -14,6 +14,30 @@ LINES = """deployments:
 """
 
 
+BAD = "deployments: [{{name: nightly, schedules: [{{{plan}}}]}}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("deployments: [", "ParserError"),
+        ("name: ddp-compare", "KeyError: 'deployments'"),
+        (BAD.format(plan="crn: 0 4 * * *"), "'crn'"),
+        (BAD.format(plan="cron: 0 25 * * *"), 'Invalid cron string: "0 25 * * *"'),
+        (BAD.format(plan="cron: 0 4 * * *, timezone: Nowhere"), "Invalid timezone"),
+    ],
+)
+def test_a_prefect_yaml_that_prefect_cannot_take_is_refused_in_one_line(text, reason, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "redact_logs", lambda: None)
+    (tmp_path / "prefect.yaml").write_text(text)
+    assert runner._main() == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("serve: prefect.yaml: ")
+    assert reason in line
+    assert "git diff prefect.yaml" in line
+
+
 @pytest.mark.parametrize(("limit", "most"), [("", 1), ("concurrency_limit: null", 1), ("concurrency_limit: 2", 2)])
 def test_a_deployment_needs_no_more_than_a_name(limit, most, tmp_path, monkeypatch):
     made = []

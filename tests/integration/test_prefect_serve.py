@@ -161,20 +161,28 @@ def test_no_stranger_and_no_page_of_another_site_is_answered_and_the_secret_is_i
     assert {stat.S_IMODE(file.stat().st_mode) for file in found} == {0o600}
 
 
-def test_a_second_server_of_the_project_or_of_its_port_is_refused_in_one_line(served, tmp_path):
+def test_a_second_server_of_the_project_or_of_its_port_is_refused_in_one_line(served, tmp_path, prefect_database):
     refused = served.type("python -m flows.serve")
     (line,) = refused.stderr.splitlines()
     assert refused.returncode == 4
     assert line.startswith(f"serve: this project is served already: make serve, pid {served.process.pid} on ")
     port = served.api.url.removesuffix("/api").rpartition(":")[2]
-    other = make_toy_project(tmp_path / "other")
-    refused = subprocess.run(
-        [sys.executable, "-m", "flows.serve"], cwd=other.folder, capture_output=True, text=True, timeout=240,
-        env=other.environment(PREFECT_SERVER_API_PORT=port),
-    )  # fmt: skip
+    other = make_toy_project(tmp_path / "other", database=prefect_database)
+
+    def serve(**environment):
+        return subprocess.run(
+            [sys.executable, "-m", "flows.serve"], cwd=other.folder, capture_output=True, text=True, timeout=240,
+            env=other.environment(**environment),
+        )  # fmt: skip
+
+    refused = serve(PREFECT_SERVER_API_PORT=port)
     (line,) = refused.stderr.splitlines()
     assert refused.returncode == 4
     assert line.startswith(f"serve: port {port} is not to be had (Address already in use); free it, or ")
+    other.change("prefect.yaml", "0 3 * * 0", "0 25 * * 0")
+    refused = serve()
+    assert refused.returncode == 2, refused.stderr
+    assert refused.stderr.splitlines()[-1].startswith('serve: prefect.yaml: ValueError: Invalid cron string: "0 25 ')
 
 
 def test_run_that_brings_a_command_or_an_environment_runs_the_comparison_alone(served, tmp_path):
