@@ -48,6 +48,8 @@ _log = logging.getLogger(__name__)
 _STORE = Path(".work/measure")
 _NUM_STEPS = 3
 """Updates of a batch that is timed and never trained: the first, one with moments, and one of a partial batch."""
+_MOST_SKIPPED = 8
+"""Of fp16, whose loss scale skips updates until it is small enough: others stand in for those."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,10 +181,11 @@ def _measure_or_reuse(inputs: Inputs) -> MeasurementFile:
 def _check_updates(inputs: Inputs, cell: str, batch: int, work: Path, stop: threading.Event) -> list[dict[str, Any]]:
     """Return what was found of the first updates of so many samples, made as in a training and computed twice."""
     params, work = inputs.params, work.resolve()
-    rows, num_steps = write_sample(inputs.rows[0], work / "sample", num_steps=_NUM_STEPS, batch_size=batch)
+    wanted = _NUM_STEPS + _MOST_SKIPPED * (params.train.precision == "fp16")
+    rows, num_steps = write_sample(inputs.rows[0], work / "sample", num_steps=wanted, batch_size=batch)
     segment = SegmentConfig(
         range=rows, epoch=1, fingerprint="checked", slice_dir=work / "sample",
-        checked_steps=tuple(range(1, num_steps + 1)),
+        checked_steps=(*range(1, min(num_steps, _NUM_STEPS)), num_steps),
     )  # fmt: skip
     config = make_ranks_config(
         cell, params, device=choose_device(cell, params, inputs.machine), base_model=inputs.model_dir, work=work,

@@ -233,7 +233,9 @@ class _Check:
         """Hold what the optimizer has counted against the number of steps: no moment was forgotten, or made twice."""
         before, after = self._before, self._after
         if self._config.optimizer == "sgd":
-            if self._config.momentum and self._number > 1 and not before.has_moments:
+            # Under a loss scale that was just lowered none may have been made.
+            made = before.scaler.get("_growth_tracker", self._number - 1)
+            if self._config.momentum and made and not before.has_moments:
                 self.problems.append("the optimizer has no momentum from the updates before it")
             return
         # Under a loss scale some steps may have made no update.

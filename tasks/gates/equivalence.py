@@ -15,6 +15,7 @@ from tasks.records.outputs import Outputs, RunOutputs
 _UPDATES = TypeAdapter(list[CheckedUpdate])
 _PART = 0.25
 """The share of a training's steps that the probability of seeing a defect is told of."""
+_SKIPPED = "the loss scale of fp16 skipped it"
 
 
 class Equivalence(Record):
@@ -55,7 +56,8 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
     run = outputs.runs[cell]
     updates = read_updates(run)
     problems, gaps = list(_find_problems(updates, cell)), list[Reason]()
-    passed = [update for update in updates if update.verdict == "passed"]
+    passed = [update for update in updates if update.verdict == "passed" and not update.is_skipped]
+    skipped = [update for update in updates if update.is_skipped]
     num_steps = run.add_up("num_steps")
     # Some of these are checked always: by them alone nothing is known of the steps between.
     known = {1, *(segment.facts.last_step for segment in run.segments)}
@@ -63,16 +65,17 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
         checked = _UPDATES.validate_python(segment.facts.checked_updates)
         if segment.facts.num_steps > 2:
             checked = [update for update in checked if update.step not in known]
-        if not any(result.verdict == "passed" for result in checked):
-            why = next((result.problem for result in checked if result.problem), "none was drawn when it was trained")
+        if not any(result.verdict == "passed" and not result.is_skipped for result in checked):
+            otherwise = _SKIPPED if checked else "none was drawn when it was trained"
+            why = next((result.problem for result in checked if result.problem), otherwise)
             gaps.append(
                 explain("no_update_checked", "{where}: no update was checked: {why}", where=segment.title, why=why)
             )
     # What goes wrong somewhere and stays wrong is seen at the end, for certain; noise may hide a part of that update.
     last = max(known)
     result = next((update for update in updates if update.step == last), None)
-    if result is None or not (result.compared or result.verdict == "failed"):
-        why = (result and result.problem) or "more was to be trained then; `make retrain` checks it"
+    if result is None or result.is_skipped or not (result.compared or result.verdict == "failed"):
+        why = (result.problem or _SKIPPED) if result else "more was to be trained then; `make retrain` checks it"
         text = "{cell}: its last update, of step {last:,}, was not checked: {why}"
         gaps.append(explain("last_not_checked", text, cell=cell, last=last, why=why))
     if outputs.measurement is not None:
@@ -81,7 +84,7 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
             # Timed on larger steps than trained, which is another training: both have to be right.
             timed = _UPDATES.validate_python(outputs.measurement.checked_updates.get(cell, []))
             problems += _find_problems(timed, f"{cell}, updates of {batch} samples as timed")
-            if not any(item.verdict == "passed" for item in timed):
+            if not any(item.verdict == "passed" and not item.is_skipped for item in timed):
                 gaps.append(
                     explain(
                         "batch_not_checked", "{cell}: no update of {batch} samples, as timed, was checked",
@@ -91,15 +94,18 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
     if gaps and not problems:
         return make_unchecked_finding(*gaps)
     worst = {kind: item for kind, _, item in _select_widest(passed)}
-    num_drawn = sum(update.step not in known for update in passed)
+    # What stands in for one of those that are checked always is no chance either.
+    num_drawn = max(sum(item.step not in known for item in passed) - sum(item.step in known for item in skipped), 0)
     return make_finding(
         problems,
         "{cell}: {checked} of {drawn:plural update}, drawn over {steps:plural step}, are what one process "
         "computes; a defect in a quarter of the steps would have been seen with {probability:percent}"
+        + ("; not counted: {skipped:plural step} skipped by the loss scale" if skipped else "")
         + ("; the gradient is at most {gradient_difference:difference} off" if "gradient" in worst else ""),
         cell=cell,
         checked=len(passed),
-        drawn=len(updates),
+        drawn=len(updates) - len(skipped),
+        skipped=len(skipped),
         steps=num_steps,
         probability=compute_probability(num_drawn) if num_drawn < num_steps - len(known) else 1.0,
         **{
@@ -123,7 +129,7 @@ def _find_problems(updates: Sequence[CheckedUpdate], where: str) -> Iterator[Rea
             "{where}: {wrong} of {compared:plural checked update} not what one process computes, first in step {step}: "
             "{problem}",
             where=where, step=wrong[0][0], problem=wrong[0][1], wrong=len(wrong),
-            compared=sum(update.verdict != "not checked" for update in updates),
+            compared=sum(update.verdict != "not checked" and not update.is_skipped for update in updates),
         )  # fmt: skip
 
 
@@ -139,7 +145,7 @@ def list_equivalences(outputs: Outputs) -> list[Equivalence]:
     """Return what was compared, cell by cell; [] where no update was checked."""
     results = []
     for cell, run in outputs.runs.items():
-        updates = [update for update in read_updates(run) if update.compared]
+        updates = [update for update in read_updates(run) if update.compared and not update.is_skipped]
         known = {"cell": cell, "num_checked": len(updates), "num_steps": run.add_up("num_steps")}
         for kind, step, item in _select_widest(updates):
             results.append(Equivalence(**known, compared=kind, step=step, **asdict(item)))

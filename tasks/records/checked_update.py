@@ -38,7 +38,8 @@ class CheckedUpdate:
     step: int
     """From 1, over the whole run."""
     verdict: Literal["passed", "failed", "not checked"]
-    """`not checked`: it could not be kept or replayed, or noise hides what a wrong trainer does."""
+    """`not checked`: it could not be kept or replayed, or noise hides what a wrong trainer does. `passed` is also what
+    the loss scale skipped."""
     problem: str | None = None
     """Why it did not pass, in plain words."""
     compared: dict[str, Compared] = field(default_factory=dict)
@@ -53,3 +54,8 @@ class CheckedUpdate:
     """At step 1: in what it did not begin with the base model; null if in nothing."""
     seconds: float = 0.0
     """Seconds that computing it a second time took."""
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the loss scale of fp16 skipped it: nothing changed, so that there was no update to compare."""
+        return self.verdict == "passed" and "gradient" not in self.compared

@@ -26,8 +26,11 @@ def project(tmp_path):
     return tmp_path / "project"
 
 
-def test_updates_of_the_larger_steps_of_weak_scaling_are_made_and_computed_twice(project, tmp_path, starts_warm):
-    change_params(project, {"measure.scaling": "weak"})
+@pytest.mark.parametrize(("precision", "steps"), [("fp32", (1, 2, 3)), ("fp16", (1, 2, 4))])
+def test_updates_of_the_larger_steps_of_weak_scaling_are_made_and_computed_twice(
+    precision, steps, project, tmp_path, starts_warm
+):
+    change_params(project, {"measure.scaling": "weak", "train.precision": precision})
     content = json.loads((project / "params.yaml").read_bytes())
     for cell in content["cells"].values():
         cell["launcher"] = "torchrun"
@@ -39,9 +42,9 @@ def test_updates_of_the_larger_steps_of_weak_scaling_are_made_and_computed_twice
         slices=project / "data/slices", rows_digests={}, trial=None,
     )  # fmt: skip
     found = _check_updates(inputs, "2proc", 16, tmp_path / "work", threading.Event())
-    # 41 rows: two steps of 16, and one of a partial batch.
+    # 41 rows: two steps of 16, and one of a partial batch; or all 61, should steps be skipped.
     assert [(one["step"], one["verdict"], one["problem"]) for one in found] == [
-        (step, "passed", None) for step in (1, 2, 3)
+        (step, "passed", None) for step in steps
     ]
     stop = threading.Event()
     stop.set()

@@ -2,7 +2,8 @@
 
 The ranks wait for what it found, while the clock of the steps stands. That goes into the segment's record, and with it
 into every checkpoint: what is killed between keeping and replaying is trained, kept and replayed again. No more than
-one update is on disk at a time, and the step itself runs as any other.
+one update is on disk at a time, and the step itself runs as any other. Where the loss scale skips one that is to be
+checked, the next that is kept and not skipped stands in for it, as long as the segment has steps.
 """
 
 import json
@@ -62,14 +63,16 @@ class UpdateKeeper:
         self._kept: int | None = None
         self.waiting: tuple[dict[str, Any], int] | None = None
         """What is known of an update that is to be replayed once its step is logged, and the step."""
+        self._lacks_update = self._compute_lack()
 
     def is_due(self, step: int) -> bool:
-        """Return whether the update of this step is to be checked."""
-        return step in self._record.segment.checked_steps or step in self._record.segment.optional_steps
+        """Return whether the update of this step is to be checked, or is being kept."""
+        return step == self._kept or self._is_drawn(step)
 
     def begin(self, step: int) -> None:
         """Keep the state before the step, if it is to be checked; note why not where it cannot be."""
-        if self.is_due(step):
+        stands_in = self._lacks_update and self.waiting is None and step <= self._record.num_steps
+        if stands_in or self._is_drawn(step):
             with self._spend_time():
                 problem = self._ranks.ask_first_rank(partial(self._find_obstacle, step)) or self._keep(BEFORE)
                 self._kept = None if problem else step
@@ -94,9 +97,21 @@ class UpdateKeeper:
             logged = {"loss": fact.loss_sum / max(fact.num_targets, 1), "grad_norm": fact.grad_norm}
             problem = known.pop("problem")
             result = {"verdict": "not checked", "problem": problem} if problem else None
-            self._note(step, result or self._wait({"step": fact.step, **known, **logged}))
+            # What was skipped itself stands in for nothing: the next step is tried.
+            if fact.grad_norm is not None or self._is_drawn(step):
+                self._note(step, result or self._wait({"step": fact.step, **known, **logged}))
             if self._ranks.is_first:
                 shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _is_drawn(self, step: int) -> bool:
+        return step in self._record.segment.checked_steps or step in self._record.segment.optional_steps
+
+    def _compute_lack(self) -> bool:
+        """Return whether more updates were skipped than others were checked in their place."""
+        noted = self._record.counters.checked_updates
+        skipped = [item for item in noted if item["verdict"] == "passed" and "gradient" not in item["compared"]]
+        others = [item for item in noted if not self._is_drawn(item["step"] - self._record.first_step + 1)]
+        return len(skipped) > len(others)
 
     @contextmanager
     def _spend_time(self) -> Iterator[None]:
@@ -111,7 +126,7 @@ class UpdateKeeper:
         counters, record = self._record.counters, self._record
         spent, trained = record.earlier_check_seconds, record.earlier_train_seconds
         spent, trained = spent + counters.check_seconds, trained + counters.train_seconds
-        if step not in record.segment.checked_steps and spent > max(_MOST_SECONDS, _MOST_SHARE * trained):
+        if step in record.segment.optional_steps and spent > max(_MOST_SECONDS, _MOST_SHARE * trained):
             return f"the checks before it took {spent:.0f} s of a training of {trained:.0f} s"
         needed = int(2 * _SPARE * self._strategy.num_checkpoint_bytes)
         if needed > self._config.max_check_gib * 2**30:
@@ -173,5 +188,6 @@ class UpdateKeeper:
         # A checkpoint may have been made between the note and the step, which is then begun once more.
         others = [item for item in self._record.counters.checked_updates if item["step"] != run_step]
         self._record.counters.checked_updates = [*others, {**result, "step": run_step}]
+        self._lacks_update = self._compute_lack()
         if result["verdict"] != "passed":
             _log.warning("the update of step %d: %s: %s", run_step, result["verdict"], result["problem"])

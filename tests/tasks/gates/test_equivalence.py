@@ -8,6 +8,9 @@ from tasks.gates.equivalence import check_update_equivalence, compute_probabilit
 from tests.tasks.reporting.comparison import edit_json, edit_segment, make_checked_update, write_updates
 from tests.tasks.reporting.measured import arm, measurement, write_measurement
 
+SKIPPED = {"compared": {"loss": {"difference": 0.0, "noise_floor": 0.0, "tolerance": 1e-3}}}
+"""What is known of a step that the loss scale of fp16 skipped."""
+
 
 def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(params, expect, collect):
     wanted = {
@@ -30,15 +33,21 @@ def test_updates_that_are_checked_always_tell_nothing_of_the_others(tmp_path, ex
         edit_segment(tmp_path, "2proc", part, num_steps=50, last_step=last)
     edit_segment(tmp_path, "2proc", "8-16", checked_updates=checked)
     expect(check_update_equivalence, "passed", probability=1 - 0.75**3)
+    skipped = [make_checked_update(1) | SKIPPED, make_checked_update(2)]
+    edit_segment(tmp_path, "2proc", "0-8", checked_updates=skipped)
+    expect(check_update_equivalence, "passed", checked=4, drawn=4, skipped=1, probability=1 - 0.75**2)
     for changes, code in (
         ({"verdict": "not checked", "problem": "noise hides its weights"}, "passed"),
         ({"verdict": "not checked", "problem": "no disk", "compared": {}}, "last_not_checked"),
         ({"step": 99}, "last_not_checked"),
+        (SKIPPED, "last_not_checked"),
     ):
         edit_segment(tmp_path, "2proc", "8-16", checked_updates=[*checked[:2], checked[2] | changes])
         expect(check_update_equivalence, code, outcome="not checked")
-    edit_segment(tmp_path, "2proc", "0-8", checked_updates=[make_checked_update(1)])
-    expect(check_update_equivalence, "no_update_checked", outcome="not checked")
+    edit_segment(tmp_path, "2proc", "8-16", checked_updates=checked)
+    for others in ([], [make_checked_update(2) | SKIPPED]):
+        edit_segment(tmp_path, "2proc", "0-8", checked_updates=[make_checked_update(1), *others])
+        expect(check_update_equivalence, "no_update_checked", outcome="not checked")
 
 
 def test_a_wrong_update_withholds_the_speedup(tmp_path, expect, collect):
@@ -78,3 +87,5 @@ def test_what_is_timed_on_other_steps_than_trained_is_checked_on_those_as_well(t
         checked = [make_checked_update(1, verdict=verdict, problem=verdict)]
         edit_json(tmp_path / "measurements" / "speed.json", checked_updates={"2proc": checked})
         expect(check_update_equivalence, code)
+    edit_json(tmp_path / "measurements" / "speed.json", checked_updates={"2proc": [make_checked_update(1) | SKIPPED]})
+    expect(check_update_equivalence, "batch_not_checked", outcome="not checked")
