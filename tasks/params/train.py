@@ -67,7 +67,7 @@ class TrainParams(Section):
     micro_batch_size: Annotated[int, BeforeValidator(_read_auto)] = Field(ge=0, le=1_000_000)
     """Samples per forward pass of one rank; auto: the largest with which every cell fits into its memory.
 
-    The update is the same for any, to the rounding of sums.
+    The update is the same for any, to the rounding of sums and to dropout's masks.
     """
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """What turns a gradient into an update."""

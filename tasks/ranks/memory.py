@@ -34,8 +34,9 @@ def try_within_memory(config: TrainingConfig, attempt: Callable[[TrainingConfig]
     """Return what `attempt` gives for this config of ranks; where it is out of memory with half the micro-batch.
 
     A step's samples, tokens and learning rate stay what they were; its sum has other parts, so that weights differ by
-    rounding. At most three times; OutOfMemoryError (exit code 4) after that, and at once in exact mode, whose bits
-    depend on the micro-batch, and with batch normalisation. `num_shares`: into how many a step's samples are dealt.
+    rounding, and each micro-batch its own masks of dropout. At most three times; OutOfMemoryError (exit code 4) after
+    that, and at once in exact mode, whose bits depend on the micro-batch, and with batch normalisation. `num_shares`:
+    into how many a step's samples are dealt.
     """
     for _ in range(_MOST_HALVINGS):
         try:
