@@ -20,8 +20,8 @@ from training.config import STORE, TrainingConfig
 from training.process import failure
 from training.process.torch_private import count_begun
 
-# The longest wait of one rank for another: for rank 0 writing a checkpoint of several GB to a slow disk.
-_TIMEOUT = datetime.timedelta(minutes=10)
+# The longest wait of one rank for another: longer than rank 0 writes any checkpoint. What hangs is found by the stage.
+_TIMEOUT = datetime.timedelta(hours=12)
 
 
 @dataclass(frozen=True, kw_only=True)

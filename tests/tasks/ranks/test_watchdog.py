@@ -19,6 +19,7 @@ from tests.processes import list_named
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
 from training.config import parse_config
+from training.process import distributed
 from training.process.heartbeat import NUM_COLLECTIVES, PID, Heartbeat, StepSection
 
 _PATIENCE = 0.5
@@ -105,6 +106,13 @@ def test_starting_warming_up_and_large_checkpoints_are_given_more_time(watchdog,
         rank.begin(9)
     assert _look(watchdog, 2 * _PATIENCE) is None, "a section may take 2.5 warm-ups, 1.5 s"
     assert _look(watchdog, 3) is not None
+
+
+def test_ranks_wait_for_each_other_longer_than_the_watchdog_for_any_of_them(watchdog, ranks):
+    ranks[0].rest()
+    ranks[1].set_patience(warm_up_seconds=1.0, checkpoint_bytes=200 * 10**9)
+    ranks[1].enter(StepSection.CHECKPOINT)
+    assert max(map(watchdog._compute_patience, range(2))) < distributed._TIMEOUT.total_seconds()
 
 
 def test_time_in_which_nobody_looked_says_nothing(watchdog, ranks):
