@@ -5,6 +5,7 @@
 
 import contextlib
 import contextvars
+import itertools
 import logging
 import os
 import pty
@@ -27,7 +28,8 @@ from tasks.process.proxies import restore_proxies
 
 VERBOSE = "DDP_COMPARE_VERBOSE"
 """Environment variable: where it is set, the terminal shows DVC's own lines, too."""
-_SECONDS_TO_SAVE = 15.0
+_SECONDS_TO_SAVE, _MOST_SECONDS_TO_SAVE = 15.0, 620.0
+"""Without ranks, and as long as any run: more than the stage that started them gives them."""
 _SECONDS_BETWEEN_LOOKS = 0.1
 _CHUNK_BYTES = 65_536
 _LAST_BYTES, _LAST_SECONDS = 1 << 20, 5.0
@@ -39,7 +41,8 @@ def run_child(command: list[str], *, env: dict[str, str], on_output: Callable[[b
 
     On a terminal the child gets a terminal too, so that its progress bars live. Nothing that it started is left
     when this returns. On any exception, such as Ctrl-C or a cancellation, the whole tree gets SIGTERM, 15 seconds
-    to save, then SIGKILL; another exception meanwhile shortens the wait to nothing.
+    to save, beside what its ranks are given for it, then SIGKILL; another exception meanwhile shortens the wait to
+    nothing.
     """
     reading, writing = pty.openpty() if sys.stderr.isatty() else os.pipe()
     with contextlib.suppress(termios.error, OSError):  # as large as ours; a pipe has no size
@@ -82,14 +85,26 @@ def end_group(
         try:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.kill if is_leader_alone else os.killpg)(process.pid, signal.SIGTERM)
-            deadline = time.monotonic() + seconds_to_save
-            while living.look() and time.monotonic() < deadline:
+            asked_at = time.monotonic()
+            deadline = asked_at + seconds_to_save
+            while (processes := living.look()) and time.monotonic() < deadline:
+                if any(map(_is_rank, processes)):
+                    deadline = min(time.monotonic(), asked_at + _MOST_SECONDS_TO_SAVE) + seconds_to_save
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
         finally:
             for left in living.look():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     left.kill()
             process.wait()
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    """Return whether it is `python -m training`, or what started that; not of ranks that are timed and save nothing."""
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    return ("-m", "training") in itertools.pairwise(words) and "--serve" not in words
 
 
 @contextlib.contextmanager

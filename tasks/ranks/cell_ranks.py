@@ -1,5 +1,6 @@
 """The ranks of a cell: on which device, and how a stage starts them, follows what they say and ends them."""
 
+import contextlib
 import datetime
 import json
 import logging
@@ -35,7 +36,8 @@ from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
 
-_GRACE_SECONDS = 12.0
+_GRACE_SECONDS, _MOST_GRACE_SECONDS = 12.0, 600.0
+"""That ranks have to end, beside what their checkpoint may take, and with it at most; only as long as they move on."""
 _LAUNCHES_KEPT = 5
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_FOR_THE_OTHERS = 10.0
@@ -47,6 +49,10 @@ _KINDS: dict[int, type[StageError]] = {
     ExitCode.PREEMPTED: PreemptedError,
 }
 """What the exit code of a rank means; any other is a DistributedError."""
+
+
+class _StuckError(Exception):
+    """Ranks that were asked to save and end do neither."""
 
 
 def choose_device(cell: str, params: Params, machine: MachineFile) -> Literal["cpu", "cuda"]:
@@ -184,10 +190,17 @@ def run_ranks(
                 launch.ask_for_stacks()
                 watchdog.ask_for_stacks()
         finally:
-            # At an update that is checked the ranks wait for what is found of it before they save.
-            launch.stop(
-                grace_seconds=_GRACE_SECONDS if stop.is_set() else 0.0, meanwhile=lambda: follow(stream.read_new())
-            )
+            grace_seconds = min(_GRACE_SECONDS + watchdog.seconds_to_save, _MOST_GRACE_SECONDS)
+            asked_at = time.monotonic()
+
+            def go_on() -> None:
+                # At an update that is checked the ranks wait for what is found of it before they save.
+                follow(stream.read_new())
+                if watchdog.is_stuck(_GRACE_SECONDS) and time.monotonic() - asked_at > _GRACE_SECONDS:
+                    raise _StuckError
+
+            with contextlib.suppress(_StuckError):
+                launch.stop(grace_seconds=grace_seconds if stop.is_set() else 0.0, meanwhile=go_on)
             watchdog.end_ranks()
     follow(stream.read_new())
     if hang is not None and not stop.is_set():

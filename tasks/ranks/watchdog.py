@@ -102,6 +102,20 @@ class Watchdog:
             return None
         return self._make_hang(places)
 
+    @property
+    def seconds_to_save(self) -> float:
+        """How long a checkpoint may take, by what the ranks say of its size; 0 before there is anything to save."""
+        return max(self._words[rank * NUM_WORDS + CHECKPOINT_PATIENCE_MS] for rank in range(self._world_size)) / 1000
+
+    def is_stuck(self, seconds: float) -> bool:
+        """Return whether ranks that are to save and end do neither: for so long none moved on, or writes.
+
+        To be called as often as `look`, whose place it takes then.
+        """
+        self.look()
+        _, section = decode_position(self._hindmost[0])
+        return self._still_seconds >= seconds and section is not StepSection.CHECKPOINT
+
     def read_words(self, rank: int) -> list[int]:
         """Return what a rank of this node says, for the watchdog of another: its pid means nothing there."""
         words = list(self._words[rank * NUM_WORDS : (rank + 1) * NUM_WORDS])

@@ -61,6 +61,32 @@ def test_tree_that_ignores_sigterm_is_killed_with_processes_in_sessions_of_their
     process.stdout.close()
 
 
+@pytest.mark.parametrize(
+    ("words", "is_saved"),
+    [
+        (["-m", "training", "--config", "config.json"], True),
+        (["-m", "training", "--serve", "address"], False),
+        (["--mode", "training"], False),
+    ],
+)
+def test_ranks_save_for_as_long_as_their_stage_lets_them(words, is_saved, tmp_path):
+    saves = """
+import signal, sys, time
+def save(*_):
+    time.sleep(4); open("saved", "w").close(); sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print(flush=True)
+while True: time.sleep(0.1)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", saves, *words], stdout=subprocess.PIPE, start_new_session=True, cwd=tmp_path
+    )
+    process.stdout.readline()
+    end_group(process, seconds_to_save=0.5)
+    process.stdout.close()
+    assert (tmp_path / "saved").exists() is is_saved
+
+
 def test_a_child_is_ended_before_an_exception_is_passed_on_and_has_its_time_to_save_however_often_it_is_asked(tmp_path):
     saves = """
 import os, signal, sys, time

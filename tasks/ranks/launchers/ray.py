@@ -269,7 +269,7 @@ class _Launch:
         there = [machine for machine in self._machines if not machine.is_lost]
         if self._grace_seconds > 0 and self._problem is None and there:
             asked = [machine.actor.ask_to_stop.remote() for machine in there]
-            ray.wait(asked, num_returns=len(there), timeout=self._grace_seconds)
+            ray.wait(asked, num_returns=len(there), timeout=self._nodes.silence_seconds)
             asked_at = time.monotonic()
             while time.monotonic() - asked_at < self._grace_seconds and len(self._ended) < self._world_size:
                 self._look()
