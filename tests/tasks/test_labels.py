@@ -152,3 +152,7 @@ def test_a_pretrained_model_gets_its_head_once_and_the_same_in_every_run(tmp_pat
     before = model.score.weight.clone()
     give_head(tmp_path / "first", ["x", "y", "z"])  # as many classes: what it has learned stays
     assert torch.equal(AutoModelForSequenceClassification.from_pretrained(tmp_path / "first").score.weight, before)
+    give_head(tmp_path / "first", ["Z", "x", "y"])  # the same classes in another order: each keeps its own
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "first")
+    assert model.config.id2label == {0: "Z", 1: "x", 2: "y"}
+    assert torch.equal(model.score.weight, before[[2, 0, 1]])

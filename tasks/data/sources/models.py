@@ -66,6 +66,9 @@ def store_model(
             return store_model(model, commit=commit, class_names=class_names, child=child)
     place, has_weights, texts = f"model.source {model.source}", model.weights == "pretrained", list[str]()
     identity = {**_make_identity(model, commit), "class_names": list(class_names)}
+    if class_names and model.kind != "builtin":
+        # Earlier versions took the classes of its own head in whatever order.
+        identity["head"] = "by name"
     folder = STORE / digest_json(identity)[:32]
     if is_kept(folder):
         _log.info("%s: reused the model in %s", model.source, folder)
@@ -351,16 +354,18 @@ def require_all_weights(model: Any, results: Mapping[str, Any], is_needed: Calla
 def load_classifier(folder: Path, class_names: Sequence[str]) -> Any:
     """Return the transformers model in the folder as one for these classes, in fp32.
 
-    A head for as many classes is kept; another one is drawn anew, the same in every run. The caller's random state is
-    left as it was. Raises ValueError if anything but the head had to be drawn.
+    A head for as many classes is kept, and put into their order where config.json names the same; another one is drawn
+    anew, the same in every run. The caller's random state is left as it was. Raises ValueError if anything but the head
+    had to be drawn.
     """
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     # It warns that a head is new, which is what is wanted.
     logging.set_verbosity_error()
+    named = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).id2label or {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model, pretrained = AutoModelForSequenceClassification.from_pretrained(
@@ -376,11 +381,41 @@ def load_classifier(folder: Path, class_names: Sequence[str]) -> Any:
         )
     body = f"{model.base_model_prefix}."
     require_all_weights(model, pretrained, lambda name: name.startswith(body) and "pooler" not in name)
+    drawn = {*pretrained["missing_keys"], *(name for name, *_ in pretrained["mismatched_keys"])}
+    _order_head(model, [str(name) for _, name in sorted(named.items())], class_names, drawn=drawn)
     if model.config.pad_token_id is None:
         # Where attention is causal the model looks for the last token that is none.
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         model.config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     return model
+
+
+def _order_head(model: Any, named: Sequence[str], class_names: Sequence[str], *, drawn: Collection[str]) -> None:
+    """Put the outputs of a head that was not drawn, for classes of these names, into the order of `class_names`.
+
+    Names count without case; others than those are taken to be in order already, which is warned of.
+    """
+    import torch
+
+    own, wanted = ([name.casefold() for name in names] for names in (named, class_names))
+    heads = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear)
+        and layer.out_features == len(wanted)
+        and not name.startswith(f"{model.base_model_prefix}.")
+    ]
+    # The last layer gives the classes.
+    for name, layer in heads[-1:]:
+        if f"{name}.weight" in drawn or own == wanted:
+            continue
+        if sorted(own) == sorted({*wanted}):
+            order = [own.index(part) for part in wanted]
+            with torch.no_grad():
+                for values in layer.parameters():
+                    values.copy_(values[order])
+        elif not all(map(str.isdecimal, wanted)):
+            _log.warning("the model's classes %s are taken for %s, in this order", list(named), list(class_names))
 
 
 def give_head(folder: Path, class_names: Sequence[str]) -> int:
