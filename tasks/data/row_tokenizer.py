@@ -39,7 +39,7 @@ class RowTokenizer:
     special_tokens: tuple[str, ...]
     """How those look as text."""
     digest: str
-    """sha256 over the tokenizer's files."""
+    """sha256 over the tokenizer's files and the model's config.json."""
     is_framed: bool = False
     """Whether rows have what the tokenizer puts around a text."""
 
@@ -120,14 +120,11 @@ def load_tokenizer(base_model: Path, *, is_framed: bool = False, has_labels: boo
     from transformers import AutoConfig, AutoTokenizer
 
     manifest = BaseModelManifest.read(base_model)
-    place, no_tokenizer = f"model.source {manifest.source}", ("config.json", "generation_config.json")
-    files = {
-        name: digest
-        for name, digest in manifest.files.items()
-        if name not in no_tokenizer and not name.endswith((".safetensors", ".index.json"))
-    }
+    place, no_tokenizer = f"model.source {manifest.source}", ("generation_config.json", ".safetensors", ".index.json")
+    # config.json says which class of tokenizer reads the others.
+    files = {name: digest for name, digest in manifest.files.items() if not name.endswith(no_tokenizer)}
     words: set[str] = set()
-    if files:
+    if files.keys() - {"config.json"}:
         with translate_errors(f"{place}: tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
             words = set(tokenizer.get_vocab()).difference(tokenizer.all_special_tokens)

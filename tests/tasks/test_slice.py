@@ -16,6 +16,7 @@ from tasks.records.manifests import RawManifest
 from tasks.slice import check_extent
 from tests.tasks.local_rows import RAW, ask, cut
 from tests.tasks.reporting.comparison import edit_json
+from tests.tiny import with_manifest
 from training.process.files import digest_file
 
 SPECIAL = "Before <|endoftext|> after, and <|im_end|> as well."
@@ -156,6 +157,13 @@ def test_an_id_beyond_the_embedding_is_refused_with_its_row(tiny_qwen2, folder, 
     assert len(tokenizer.rows(["a"], row_ids=[5])[0]) == 2
     with pytest.raises(DataError, match=r"row 6: the tokenizer gives id \d+, and the model's embedding has 300 rows"):
         tokenizer.rows(["a", texts[0]], row_ids=[5, 6])
+
+
+def test_a_tokenizer_is_another_with_another_config_which_names_its_class(tiny_qwen2, folder):
+    model = Path(shutil.copytree(tiny_qwen2, folder / "model"))
+    edit_json(model / "config.json", tokenizer_class="Qwen2Tokenizer")
+    again = with_manifest(model, num_parameters=0, model_type="qwen2")
+    assert load_tokenizer(again).digest != load_tokenizer(tiny_qwen2).digest
 
 
 def test_a_tokenizer_that_turns_text_into_special_tokens_is_refused(tiny_qwen2):

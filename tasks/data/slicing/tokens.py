@@ -54,7 +54,7 @@ class Texts:
             "tokenizer": self.tokenizer.digest,
             "vocab_size": self.tokenizer.vocab_size,
             "workload": self.workload,
-            "tokenizers": importlib.metadata.version("tokenizers"),
+            **{name: importlib.metadata.version(name) for name in ("tokenizers", "transformers")},
             **({"class_names": list(self.class_names)} if self.class_names else {}),
         }
 
