@@ -56,7 +56,8 @@ def resolve_commit(repo_id: str, revision: str, *, kind: Literal["model", "datas
 def pin_commit(repo_id: str, revision: str, *, kind: Literal["model", "dataset"]) -> str:
     """Return the commit (40 hex digits) that the revision stood for when first asked, so that re-runs agree.
 
-    A commit is its own answer. Delete .work/download/revisions.json to ask the Hub anew. Raises as `resolve_commit`.
+    A commit is its own answer. To ask the Hub anew takes more than to delete .work/download/revisions.json: DVC has to
+    run the stage again (`dvc repro -f -s download`). Raises as `resolve_commit`.
     """
     if _COMMIT.fullmatch(revision):
         return revision
@@ -68,7 +69,8 @@ def pin_commit(repo_id: str, revision: str, *, kind: Literal["model", "dataset"]
     if not isinstance(known, dict) or not all(_COMMIT.fullmatch(str(value)) for value in known.values()):
         raise DataError(f"{REVISIONS}: not a mapping of revisions to commits; delete it to ask the Hub anew")
     if key in known:
-        _log.info("%s: stays at commit %s (delete %s to ask the Hub anew)", key, known[key], REVISIONS)
+        remedy = f"to ask the Hub anew: rm {REVISIONS}; dvc repro -f -s download"
+        _log.info("%s: stays at commit %s (%s)", key, known[key], remedy)
     else:
         known[key] = resolve_commit(repo_id, revision, kind=kind)
         write_json(REVISIONS, known)
