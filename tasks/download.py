@@ -17,7 +17,7 @@ from tasks.data.sources.image_rows import collect_image_facts, store_images
 from tasks.data.sources.models import count_bytes, store_model
 from tasks.data.sources.row_policy import describe_faults, describe_tokenised
 from tasks.data.sources.row_store import MAX_CLASSES, RepeatedRows, place_rows, store_rows
-from tasks.inputs.snapshot import Snapshot, make_parser
+from tasks.inputs.snapshot import Snapshot, make_parser, select_sources
 from tasks.params import Params
 from tasks.params.local_files import digest_source, has_splits
 from tasks.params.prompts import FILE, read_template
@@ -64,7 +64,8 @@ def download_rows(
                 f"allowed: {', '.join(manifest.class_names[:10])}"
             )
         _finish(part.model_copy(update={"class_names": manifest.class_names}), raw / HELDOUT)
-    _finish(manifest.model_copy(update={**repeated.count(), "heldout_source": dataset.heldout_source}), raw)
+    more = {"heldout_source": dataset.heldout_source, "made_of": select_sources(params)}
+    _finish(manifest.model_copy(update={**repeated.count(), **more}), raw)
 
 
 def _place_rows(

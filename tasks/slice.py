@@ -66,7 +66,7 @@ def store_slice(part: RowRange, rows: Slicer, *, unit: str = "token") -> Path:
 def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -> None:
     """Fill `slices` with every range and the held-out rows, as hard links into the store."""
     check_extent(params, pq.read_metadata(raw / ROWS).num_rows)
-    slicing, unit = find_slicing(params.workload), read_unit(params.workload)
+    slicing, unit, about = find_slicing(params.workload), read_unit(params.workload), RawManifest.read(raw)
     rows = slicing.open_rows(params, raw=raw, base_model=base_model)
     of_heldout = rows
     if params.dataset.heldout_source:
@@ -80,7 +80,8 @@ def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -
         link_folder(folder, slices / name)
     SlicesManifest(
         workload=params.workload,
-        class_names=RawManifest.read(raw).class_names,
+        class_names=about.class_names,
+        made_of=about.made_of,
         slices=manifests,
         heldout=params.heldout_name,
         **rows.about,

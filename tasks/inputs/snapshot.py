@@ -27,6 +27,7 @@ _PARAMS = Path("params.yaml")
 _PIPELINE = Path("dvc.yaml")
 _SOURCES = ("ddp_audit", "tasks", "training")
 _ABSENT = "nothing"
+_OF_SOURCES = ["model.source", "model.revision", "model.norm", "dataset", "workload"]
 
 
 def select_values(params: Params, keys: list[str]) -> dict[str, Any]:
@@ -39,6 +40,11 @@ def select_values(params: Params, keys: list[str]) -> dict[str, Any]:
             value = value.get(part) if isinstance(value, dict) else None
         values[key] = value
     return values
+
+
+def select_sources(params: Params) -> dict[str, Any]:
+    """Return what says where rows and base model come from, and what becomes of them, whichever rows are asked for."""
+    return select_values(params, _OF_SOURCES)
 
 
 def make_parser(stage: str, description: str | None, *places: str) -> argparse.ArgumentParser:

@@ -90,6 +90,8 @@ class RawManifest(DatasetFacts, StageFile):
     """sha256 of the local source; null for any other."""
     rows_sha256: str = ""
     """sha256 of rows.parquet, which is often one file with its store and with DVC's copy of it."""
+    made_of: dict[str, Any] = {}
+    """Key of params.yaml -> value, of those that say where rows and base model come from."""
 
 
 class StoredManifest(StageFile):
@@ -156,3 +158,5 @@ class SlicesManifest(StageFile):
     """Range -> what is in it, the held-out rows among them."""
     heldout: str
     """The range that no cell trains on."""
+    made_of: dict[str, Any] = {}
+    """That of the rows."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.data.sources.image_models import make_config
+from tasks.inputs.snapshot import select_sources
 from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
 from tasks.params.local_files import check_paths, require_positions
@@ -16,12 +17,12 @@ from tasks.params.sources import BUILTIN_CLASSIFIERS, BUILTIN_IMAGE_MODELS
 from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import ConfigurationError, StageError
 from tasks.ranks.cell_ranks import make_ranks_config
-from tasks.records.manifests import BaseModelManifest, SlicesManifest
+from tasks.records.manifests import BaseModelManifest, RawManifest, SlicesManifest
 from tasks.rehearsal.longest_rows import write_longest_rows
 from training.config import SegmentConfig, TrainingConfig
 from training.process.files import write_json
 
-_BASE_MODEL, _SLICES = Path("data/base_model"), Path("data/slices")
+_RAW, _BASE_MODEL, _SLICES = Path("data/raw"), Path("data/base_model"), Path("data/slices")
 _NUM_CLASSES = 1_000
 _CLASSES_ASSUMED = f"No images are there yet: {_NUM_CLASSES:,} classes are assumed; `dvc repro download` has yours."
 _ROWS_ASSUMED = "No rows are sliced yet: each is taken to be as long as it may be; `dvc repro slice` has them."
@@ -76,7 +77,10 @@ def _require_extent(params: Params, model_dir: Path) -> None:
 def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:
     """Return a folder with the config.json and nothing else that is read, and what is assumed of it."""
     manifest, model = BaseModelManifest.read_if_there(_BASE_MODEL), params.model
-    folder = _BASE_MODEL if manifest is not None and manifest.source == model.source else None
+    # It was downloaded with the rows.
+    rows = RawManifest.read_if_there(_RAW)
+    is_own = rows is not None and rows.made_of == select_sources(params)
+    folder = _BASE_MODEL if is_own and manifest is not None and manifest.source == model.source else None
     if folder is None and model.kind == "builtin" and model.location in BUILTIN_IMAGE_MODELS:
         (scratch / "model").mkdir()
         classes, size = [str(number) for number in range(_NUM_CLASSES)], params.dataset.image_size
@@ -122,9 +126,9 @@ def _fetch_model(params: Params, folder: Path, *, is_classifier: bool | None) ->
 
 
 def _find_slices(params: Params) -> dict[str, Path] | None:
-    """Return the folder of every range; None unless all are sliced."""
+    """Return the folder of every range; None unless all are sliced, of the sources of this params.yaml."""
     manifest = SlicesManifest.read_if_there(_SLICES)
     wanted = [str(part) for part in params.ranges]
-    if manifest is None or manifest.workload != params.workload or not set(wanted) <= manifest.slices.keys():
+    if manifest is None or manifest.made_of != select_sources(params) or not set(wanted) <= manifest.slices.keys():
         return None
     return {part: _SLICES / part for part in wanted}

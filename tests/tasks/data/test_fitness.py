@@ -20,7 +20,7 @@ from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.manifests import RawManifest
 from tasks.rehearsal.inputs import gather_inputs
-from tests.tasks.local_rows import RAW, TEXTS, ask, read_defaults, write_columns
+from tests.tasks.local_rows import RAW, TEXTS, ask, cut, download, read_defaults, write_columns
 from tests.tasks.reporting.comparison import edit_json
 from training.model.weights import without_deepspeed
 
@@ -138,6 +138,21 @@ def test_a_rehearsal_tries_local_weights_as_download_does(tiny_qwen2, monkeypatc
     shutil.rmtree("model")
     write_model("llama", tokenizer=tiny_qwen2)
     _gather(ask(model=MODEL))
+
+
+def test_a_rehearsal_takes_no_rows_and_no_model_that_another_comparison_left(tiny_qwen2):
+    write_model("llama", tokenizer=None)
+    WEIGHTS.unlink()
+    params = ask(write_columns("jsonl", {"text": TEXTS}), model=MODEL)
+    download(params)
+    cut(params, tiny_qwen2)
+    shutil.copytree(tiny_qwen2, BASE_MODEL)
+    edit_json(BASE_MODEL / "manifest.json", source=MODEL["source"])
+    shutil.copy("rows.jsonl", "other.jsonl")
+    for asked, is_own in ((params, True), (ask({"source": "path:other.jsonl"}, model=MODEL), False)):
+        with gather_inputs(asked) as inputs:
+            kind = json.loads((inputs.model_dir / "config.json").read_bytes())["model_type"]
+            assert (inputs.slices == {"0-20": Path("data/slices/0-20")}, kind == "qwen2") == (is_own, is_own)
 
 
 @pytest.mark.parametrize(
