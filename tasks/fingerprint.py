@@ -8,28 +8,42 @@ Where there are GPUs it is asked once, in a process of its own, whether it can t
 import argparse
 import configparser
 import contextlib
+import hashlib
+import importlib.metadata
 import json
 import logging
 import os
+import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 from tasks.inputs.snapshot import digest_sources, read_stages, select_values
-from tasks.machine.facts import collect_machine_facts
+from tasks.machine.facts import PACKAGES, collect_machine_facts
 from tasks.machine.usable_gpus import require_usable_gpus
 from tasks.measuring.versions import list_versions
-from tasks.params import Params, load_params
-from tasks.params.local_files import digest_source
+from tasks.params import Params, load_params, local_files
+from tasks.params.local_files import digest_source, walk_files
 from tasks.params.prompts import FILE
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.process.logs import SILENT, configure_logging
 from tasks.records.manifests import InputsFile, MachineFile, SourceDigest, SourcesFile, TrialFile
-from training.process.files import write_json
+from training.process.files import digest_file, write_json
+from training.record.environment import collect_decisive_environment
 
 _log = logging.getLogger(__name__)
 
 _VERSIONS = Path(".work/versions.json")
+_DIGESTS = Path(".work/digests.json")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SETTLED_NS = 2 * 10**9
+"""Of a file that was written later than so long ago, another write may leave the same times."""
+_OF_ROWS = (
+    *PACKAGES, "datasets", "huggingface_hub", "matplotlib", "mlflow", "pandas", "pillow", "prefect", "pyarrow",
+    "pydantic", "scikit-learn", "sqlalchemy", "tokenizers",
+)  # fmt: skip
+"""Packages that read rows, make tokens and models of them, or hold the built-in texts."""
 TRIAL = "DDP_COMPARE_TRIAL"
 """Environment variable: any text that was not used before has the stage `measure` measure the speed again."""
 
@@ -37,19 +51,24 @@ TRIAL = "DDP_COMPARE_TRIAL"
 def write_snapshots(folder: Path, params: Params) -> None:
     """Write NAME.json for every other stage of dvc.yaml: what it may work on in this run (tasks/inputs/snapshot.py)."""
     shutil.rmtree(folder, ignore_errors=True)
+    of_rows = {package: importlib.metadata.version(package) for package in _OF_ROWS}
     for stage in read_stages(params):
         if stage.name == "fingerprint":
             continue
+        packages = {
+            package: version
+            for cell in params.cells
+            if {"cells", f"cells.{cell}"} & {*stage.params}
+            for package, version in params.read_package_versions(cell).items()
+        }
+        if stage.name in ("download", "slice"):
+            packages = of_rows
         InputsFile(
             params=select_values(params, stage.params),
             code=digest_sources(stage.deps),
             deps=stage.deps,
-            packages={
-                package: version
-                for cell in params.cells
-                if {"cells", f"cells.{cell}"} & {*stage.params}
-                for package, version in params.read_package_versions(cell).items()
-            },
+            packages=packages,
+            environment=collect_decisive_environment() if stage.name in ("measure", "evaluate") else {},
         ).write(folder / f"{stage.name}.json")
 
 
@@ -62,6 +81,40 @@ def read_trial(path: Path) -> str | None:
         return asked
     kept = TrialFile.read_if_there(path)
     return kept.trial if kept else None
+
+
+def digest_unless_known(place: Path) -> str | None:
+    """Return digest_source of it, of which a note is kept: read again only if a file of it was written or replaced."""
+    # Another version may take other files for it.
+    begun, stamps, newest = time.time_ns(), hashlib.sha256(digest_file(Path(local_files.__file__)).encode()), 0
+    for file in sorted(walk_files(place)) if place.is_dir() else [place] * place.is_file():
+        fact = file.stat()
+        # The time of change is nobody's to set.
+        stamp = (str(file), fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, fact.st_ino)
+        stamps.update(repr(stamp).encode())
+        newest = max(newest, fact.st_ctime_ns)
+    known = _read_kept_digests()
+    if (kept := known.get(str(place))) is not None and kept[0] == stamps.hexdigest():
+        return kept[1]
+    digest = digest_source(place)
+    if digest is not None and begun - newest > _SETTLED_NS:
+        with contextlib.suppress(OSError):
+            write_json(_DIGESTS, {**known, str(place): [stamps.hexdigest(), digest]})
+    return digest
+
+
+def _read_kept_digests() -> dict[str, list[str]]:
+    """Return source -> digest of its files' sizes and times, and its own; without what is damaged."""
+    kept: Any = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        kept = json.loads(_DIGESTS.read_bytes())
+    return {
+        place: entry
+        for place, entry in (kept.items() if isinstance(kept, dict) else ())
+        if isinstance(entry, list)
+        and len(entry) == 2
+        and all(isinstance(part, str) and _DIGEST.fullmatch(part) for part in entry)
+    }
 
 
 def note_versions(file: Path, machine: MachineFile) -> None:
@@ -120,7 +173,7 @@ def _main() -> None:
         "template": params.dataset.template,
     }  # fmt: skip
     digests = {
-        name: SourceDigest(digest=digest_source(Path(source.removeprefix(FILE))))
+        name: SourceDigest(digest=digest_unless_known(Path(source.removeprefix(FILE))))
         for name, source in sources.items()
         if source and source.startswith(FILE)
     }

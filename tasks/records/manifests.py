@@ -58,7 +58,9 @@ class InputsFile(StageFile):
     deps: list[str]
     """Files and folders that it depends on."""
     packages: dict[str, str] = {}
-    """Package that computes the update of one of its cells -> version."""
+    """Package that computes the update of one of its cells, or reads or makes its rows and tokens -> version."""
+    environment: dict[str, str] = {}
+    """Variable that what the stage keeps depends on -> value."""
 
 
 ROWS = "rows.parquet"

@@ -1,14 +1,17 @@
 """What decides numbers, and what does not."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tasks.fingerprint import note_versions, require_folder_for_dvc
+from tasks.fingerprint import digest_unless_known, note_versions, require_folder_for_dvc, write_snapshots
 from tasks.machine.facts import collect_machine_facts
 from tasks.measuring.versions import MEASURING_VERSION, list_versions
+from tasks.params import load_params
+from tasks.params.local_files import digest_source
 from tasks.process.failure import ConfigurationError
 from tasks.process.logs import SILENT
 from tasks.records.manifests import MachineFile
@@ -25,6 +28,55 @@ def test_the_machine_digest_is_stable_and_covers_every_fact():
     assert first.digest == digest_json(first.content(exclude={"digest"}))
     for name in MachineFile.model_fields.keys() - {"digest", "file_version"}:
         assert name in first.content(exclude={"digest"})
+
+
+def test_what_is_kept_by_variables_is_asked_for_again_once_one_of_them_changes(project, tmp_path, monkeypatch):
+    monkeypatch.chdir(project)
+    params = load_params(project / "presets" / "embedded.yaml", looks_at_data=False)
+
+    def snapshot():
+        write_snapshots(tmp_path / "stages", params)
+        return {file.stem: file.read_bytes() for file in (tmp_path / "stages").glob("*.json")}
+
+    before = snapshot()
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    after = snapshot()
+    assert {name for name in before if after[name] != before[name]} == {"measure", "evaluate"}
+
+
+def test_a_source_is_read_again_only_once_a_file_of_it_was_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    read = []
+    monkeypatch.setattr("tasks.fingerprint._SETTLED_NS", 10**18)
+    monkeypatch.setattr("tasks.fingerprint.digest_source", lambda place: read.append(1) or digest_source(place))
+    Path("source/class").mkdir(parents=True)
+    (file := Path("source/class/a.png")).write_text("before")
+
+    def digest():
+        made = digest_unless_known(Path("source"))
+        assert made == digest_source(Path("source"))
+        return made, len(read)
+
+    before = digest()[0]
+    assert digest() == (before, 2), "what was written just now may be written again at the same time"
+    monkeypatch.setattr("tasks.fingerprint._SETTLED_NS", -(10**18))
+    assert [digest(), digest()] == [(before, 3)] * 2
+    # Of the same size and time, as what keeps times copies it.
+    (other := Path("other.png")).write_text("after!")
+    os.utime(other, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+    other.replace(file)
+    after = digest()
+    assert (after[0] != before, after[1], digest()) == (True, 4, after)
+    assert digest_unless_known(Path("absent")) is None
+    kept = json.loads((notes := Path(".work/digests.json")).read_bytes())
+    stamps = kept["source"][0]
+    no_pair = [], "[]", 7, None, ["a"], ["a", "b", "c"], [1, 2], {stamps: after[0]}
+    for entry in (*no_pair, *([stamps, made] for made in (None, 7, int("7" * 64), "after", {}))):
+        notes.write_text(json.dumps({"source": entry}))
+        assert digest()[0] == after[0], entry
+    for text in ("", "[" * 100_000, "[]", "null", "7", '{"other": NaN}', '{"source"', "\0"):
+        notes.write_text(text)
+        assert digest()[0] == after[0], text
 
 
 def test_a_data_folder_on_another_disk_is_said_before_anything_is_fetched(tmp_path, monkeypatch):

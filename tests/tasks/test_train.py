@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 from ruamel.yaml import YAML
 
+from tasks.data.builtin.corpus import PACKAGES
 from tasks.fingerprint import write_snapshots
 from tasks.params import Params
 from tasks.records.facts import SliceFacts
@@ -72,6 +73,7 @@ def test_a_schedule_over_the_run_leaves_of_one_more_epoch_what_it_had_not_begun_
         ("deepspeed", {"cells": {name: {"strategy": name, "world_size": 2} for name in ("ddp", "deepspeed")}},
          {"deepspeed"}),
         ("peft", {"train__adapter": {"rank": 4, "alpha": 8}}, {"1proc", "2proc"}),
+        ("tokenizers", {}, set()),
     ],
 )  # fmt: skip
 def test_another_version_of_a_package_that_computes_the_update_is_another_segment_of_its_cells(
@@ -90,9 +92,13 @@ def test_another_version_of_a_package_that_computes_the_update_is_another_segmen
         # DVC runs the stages of such a cell again, and no others.
         write_snapshots(tmp_path / "stages", params)
         packages = {file.stem: InputsFile.read(file).packages for file in (tmp_path / "stages").glob("*.json")}
-        for name in ("measure", "slice", *(f"train@{cell}" for cell in params.cells)):
-            is_touched = name == "measure" or name.removeprefix("train@") in touched
+        is_of_rows = package == "tokenizers"
+        for name in ("measure", *(f"train@{cell}" for cell in params.cells)):
+            is_touched = name.removeprefix("train@") in touched or (name == "measure" and not is_of_rows)
             assert packages[name] == ({package: version} if is_touched else {}), name
+        for name in ("download", "slice"):
+            assert packages[name].get(package) == (version if is_of_rows else None), name
+            assert packages[name].keys() >= {*PACKAGES}, name
     assert {cell for cell, first in found[0].items() if not set(first) & set(found[1][cell])} == touched
     assert {cell for cell, first in found[0].items() if first != found[1][cell]} == touched
 

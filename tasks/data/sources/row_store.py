@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib.metadata
 import logging
 from array import array
 from collections import Counter
@@ -229,13 +230,9 @@ def _make_identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]
         identity["packages"] = corpus.read_package_versions()
         identity["code"] = {file.name: digest_file(file) for file in files}
     elif dataset.kind == "hub":
+        # Not what reads it: what has arrived stays.
         identity |= {"commit": commit, "split": dataset.split, "config": dataset.config}
     else:
-        identity |= {"digest": digest_source(Path(dataset.location)), "config": dataset.config}
-        # A name of its own only for other rows than before folders had splits.
-        if dataset.split != "train":
-            identity["split"] = dataset.split
-        sources = [own := Path(dataset.location), *own.rglob("*")]
-        if any({".csv", ".tsv"} & set(file.suffixes) for file in sources):
-            identity["nulls"] = "empty fields"
+        identity |= {"digest": digest_source(Path(dataset.location)), "split": dataset.split, "config": dataset.config}
+        identity["readers"] = {name: importlib.metadata.version(name) for name in ("datasets", "pandas", "pyarrow")}
     return identity
