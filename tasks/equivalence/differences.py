@@ -25,6 +25,8 @@ the L2 norm of all elements 2^-15.5.
 """
 _ROUNDINGS = 2
 """Of every weight in an update, by decay and by step: each is of half a unit in the last place at most."""
+_STEP_ROUNDINGS = 4
+"""Of a step, each of half a unit in its last place, before it is added to a weight."""
 _ALIKE = 0.05
 """What is left of a difference, as a share of it, where a factor explains it."""
 _LOST = 0.5
@@ -90,6 +92,22 @@ class Differences:
         product = float(own.dot(change))
         self._tensors.append(_Sums(name if difference else None, difference, its, size, product, apart))
 
+    def add_rounded(self, name: str, tensor: "Tensor", expected: Sequence["Tensor"], *, since: "Tensor") -> None:
+        """Take a tensor of fp32 that was `since` and should be the first of `expected`, fp64, as fp32 rounds it.
+
+        The others are the same with a rounding on the way, as kernels make it: number by number the nearest counts.
+        What is left are numbers that a step, rounded a few times itself, brings to the other side of a boundary.
+        """
+        exact, start, mine = (part.double().flatten() for part in (expected[0], since, tensor))
+        apart = (mine - exact.float().double()).abs()
+        for other in expected[1:]:
+            apart = apart.minimum((mine - other.flatten().float().double()).abs())
+        change = exact - start
+        size = 4 * _STEP_ROUNDINGS * float(change.abs().dot(exact.abs()))
+        difference, its, product = float(apart.dot(apart)), float(change.dot(change)), float((mine - start).dot(change))
+        unit = FP32_EPS * float(exact.abs().max())
+        self._tensors.append(_Sums(name if difference else None, difference, its, size, product, [unit**2]))
+
     @property
     def _whole(self) -> _Sums:
         tensors = self._tensors
@@ -126,11 +144,11 @@ class Differences:
         """Return the same of what comes of the same numbers on both sides: a few roundings of each are allowed.
 
         Of all tensors together or, where one is farther off than its own roundings make it, of that one: a small one
-        that is wrong is nothing among millions of numbers.
+        that is wrong is nothing among millions of numbers. One of few numbers may be a unit in the last place off.
         """
         whole, *each = (
-            sums.make(sums.rounding, MARGIN * FP32_EPS + _ROUNDINGS * sums.rounding)
-            for sums in (self._whole, *self._tensors)
+            sums.make(sums.rounding, MARGIN * FP32_EPS + _ROUNDINGS * sums.rounding + sum(map(sums.relate, units)))
+            for sums, units in ((self._whole, []), *((sums, sums.others) for sums in self._tensors))
         )
         worst = max(each, key=lambda item: item.difference / item.tolerance, default=whole)
         return worst if worst.difference > worst.tolerance else whole

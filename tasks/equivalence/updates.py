@@ -266,6 +266,14 @@ class _Check:
         tolerance = max(gradient.tolerance, NUMBER_TOLERANCE["fp32"], rounding)
         self.compared["norm"] = compare_numbers(norm, expected, tolerance)
         self._causes["norm"] = f"it is {norm / expected:.3g} times what it should be" if expected else None
+        if "weights" in parameters and parameters["weights"].tolerance > _LARGEST_WEIGHTS_TOLERANCE:
+            # A late learning rate changes little more than fp32 keeps: roundings are made once more, number by number.
+            rounded = Differences()
+            for name in self._before.trained:
+                start, end, has_gradient = self._before.trained[name], self._after.trained[name], name in gradients[0]
+                rounded.add_rounded(name, end, self._make_weights(name) if has_gradient else [start], since=start)
+            if (compared := rounded.compare_rounded()).difference <= compared.tolerance:
+                self.compared["weights"] = parameters["weights"] = compared
         most = _LARGEST_KERNEL_TOLERANCE if len(gradients) > num_orders + 1 else _LARGEST_GRADIENT_TOLERANCE
         for kind, most_of_it in (("gradient", most), ("weights", _LARGEST_WEIGHTS_TOLERANCE)):
             if kind in parameters and parameters[kind].tolerance > most_of_it:
@@ -328,21 +336,32 @@ class _Check:
             return after[key].double()
 
         if config.optimizer == "adamw":
-            beta1, beta2, number = config.adam_beta1, config.adam_beta2, int(after.get("step", 0)) or 1
+            beta1, beta2 = config.adam_beta1, config.adam_beta2
             squares = [part.square() for part in (gradient, *others)]
-            first = take("gradient", "exp_avg", beta1, [gradient, *others], 1 - beta1, added=0.0)
-            second = take("squares", "exp_avg_sq", beta2, squares, 1 - beta2, added=0.0)
-            size = (second / (1 - beta2**number)).sqrt() + _ADAM_EPS
-            step = first / (1 - beta1**number) / size
-            weights.add(name, end, start * (1 - rate * decay) - rate * step, since=start)
+            take("gradient", "exp_avg", beta1, [gradient, *others], 1 - beta1, added=0.0)
+            take("squares", "exp_avg_sq", beta2, squares, 1 - beta2, added=0.0)
         elif config.momentum:
             parts = [gradient, *others]
-            momentum = take("gradient", "momentum_buffer", config.momentum, parts, 1.0, added=decay * start)
-            weights.add(name, end, start - rate * momentum, since=start)
+            take("gradient", "momentum_buffer", config.momentum, parts, 1.0, added=decay * start)
         else:
             since = start * (1 - rate * decay)
             expected, *as_right = (since - rate * other for other in (gradient, *others))
             kinds["gradient"].add(name, end, expected, since=since, others=as_right)
+            return
+        weights.add(name, end, self._make_weights(name)[0], since=start)
+
+    def _make_weights(self, name: str) -> "list[Tensor]":
+        """Return what the optimizer makes of a parameter by its moments, fp64, then the same as kernels round it."""
+        config, rate = self._config, self._process.get_learning_rate(self._number)
+        start, after = self._before.trained[name].double(), self._after.moments[name]
+        if config.optimizer == "sgd":
+            return [start - rate * after["momentum_buffer"].double()]
+        number = int(after.get("step", 0)) or 1
+        size = (after["exp_avg_sq"].double() / (1 - config.adam_beta2**number)).sqrt() + _ADAM_EPS
+        step = rate * after["exp_avg"].double() / (1 - config.adam_beta1**number) / size
+        decay = rate * config.weight_decay if start.ndim > 1 else 0.0
+        kept = start * (1 - decay), start - (start * decay).float(), start * start.new_tensor(1 - decay).float()
+        return [kept[0] - step, *(part.float().double() - step for part in kept)]
 
     def _find_missing_rank(self, gradient: Mapping[str, "Tensor"]) -> str | None:
         """Return whose gradient is missing in that which the moments tell, if it is one rank's; else what was known."""

@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "bert, packed": {"model": "bert, dropout", "packing": True, **_TEXTS},
     "resnet18": {"model": "resnet18", **_IMAGES},
     "instruction": {"model": "opt", "workload": "instruction"},
+    "below a rounding": {"learning_rate": 1e-8, "weight_decay": 0.1},
     "sgd": {"model": "gpt2", "optimizer": "sgd", "learning_rate": 0.05},
     "sgd without momentum": {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.05},
 }

@@ -79,3 +79,16 @@ def test_weight_decay_of_a_norm_is_seen_among_millions_of_right_numbers(decay):
     assert of_all.difference < MARGIN * FP32_EPS + 2 * of_all.noise_floor
     compared = found.compare_rounded()
     assert (compared.difference > compared.tolerance, compared.largest_in == "norm") == (decay > 0, decay > 0)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.05])
+def test_a_change_below_what_fp32_keeps_is_told_by_how_often_it_is_rounded_up(factor):
+    chance, plain, rounded = torch.Generator().manual_seed(1), Differences(), Differences()
+    start, step = (size * torch.randn(1_000_000, generator=chance).double() for size in (0.02, 1e-9))
+    end, expected = (start.float().double() - factor * step).float(), start.float().double() - step
+    plain.add("matrix", end, expected, since=start.float())
+    rounded.add_rounded("matrix", end, [expected, expected + 1e-6], since=start.float())
+    assert plain.compare_rounded().tolerance > 1
+    compared = rounded.compare_rounded()
+    assert compared.tolerance < 0.05
+    assert (compared.difference > compared.tolerance) == (factor != 1)
