@@ -33,8 +33,9 @@ _MOST_IN_COMMON = 0.5
 """Correlation of a part with the one before it: ten parts tell no larger one from a trend."""
 _FASTER = 10
 """Percentile of parts and blocks that tells more than their middle where the machine was busy now and then."""
-_BEYOND_CHANCE, _LEAST_CHANGE = 3.0, 0.035
-"""Standard errors of a change within a launch, and its size, beyond which it is one: half of an interval's floor."""
+_CHANCE, _LEAST_CHANGE = 0.0027, 0.035
+"""How rarely chance makes a change within a launch that is taken for one, by Student's t, and the least size of one:
+half of an interval's floor."""
 _ROUNDING = 1e-6
 _CLOCKS_APART = 0.05
 """Share by which all blocks of an arm may have taken another time than their steps: each is timed by both."""
@@ -256,6 +257,8 @@ def _compute_change(measurement: MeasurementFile, cell: str, first: str) -> floa
     launches: dict[int, list[tuple[int, float]]] = {}
     for other in select_counted(measurement, cell):
         launches.setdefault(other.launch, []).append((other.turn, math.log(its[other.turn] / of(other))))
+    from scipy.special import stdtrit  # as above
+
     apart = [np.array(turns) - np.mean(turns, axis=0) for turns in launches.values()]
     x, y = np.concatenate(apart).T
     freedom, spread = len(x) - len(apart) - 1, float(x @ x)
@@ -265,5 +268,5 @@ def _compute_change(measurement: MeasurementFile, cell: str, first: str) -> floa
     error = math.sqrt(float(np.square(y - slope * x).sum()) / freedom / spread)
     lengths = [float(np.ptp(item[:, 0])) for item in apart]
     change = slope * float(np.mean(lengths))
-    is_chance = abs(slope) <= _BEYOND_CHANCE * error or abs(change) < _LEAST_CHANGE
+    is_chance = abs(slope) <= stdtrit(freedom, 1 - _CHANCE / 2) * error or abs(change) < _LEAST_CHANGE
     return None if is_chance else change
