@@ -22,6 +22,8 @@ from typing import Any
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_KEPT = 14 * 86_400.0
+_OF_A_MACHINE = ("_AUDIT", "_DEVICES", "_FILE", "_HCA", "_HOSTID", "_IFACE", "_IFNAME", "_PLUGIN", "_PRELOAD")
+"""Endings of variables that name a file, a device or itself on one machine."""
 
 
 class NodeRanks:
@@ -100,7 +102,10 @@ class NodeRanks:
         self, ranks: list[int], words: list[str], environment: dict[str, str], *, world_size: int,
         config: dict[str, Any] | None, own: dict[str, Any] | None,
     ) -> None:  # fmt: skip
-        """Start the ranks: as the stage itself would (`own`), or with this config and what this machine has."""
+        """Start the ranks: as the stage itself would (`own`), or with this config and what this machine has.
+
+        Over that goes `environment`, which has what is portable of the stage's: of this machine's none is kept.
+        """
         with self._asked():
             from ddp_audit.process.lifeline import set_parent_death_signal
             from ddp_audit.process.torchrun import LogCap
@@ -111,6 +116,8 @@ class NodeRanks:
             if own is not None:
                 python, cwd, base, self._logs = own["python"], own["cwd"], own["environment"], Path(own["logs"])
             else:
+                for name in collect_portable():
+                    del base[name]
                 self._work.mkdir(exist_ok=True)
                 (self._work / "config.json").write_text(json.dumps(config))
                 self._dog = Watchdog(world_size=world_size, step_seconds=1e9, ranks_heard=len(ranks))
@@ -201,6 +208,13 @@ class NodeRanks:
         for rank in self._ranks.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(rank.pid, number)
+
+
+def collect_portable() -> dict[str, str]:
+    """Return the variables of this process that change numbers or speed and mean the same on other machines."""
+    from training.record.environment import collect_environment
+
+    return {name: os.environ[name] for name in collect_environment() if not name.endswith(_OF_A_MACHINE)}
 
 
 def _digest(file: Path) -> str:

@@ -23,7 +23,7 @@ from tasks.process.failure import ResourceError
 from tasks.ranks import launchers
 from tasks.ranks.cluster.connection import RankConnections, carry, connect, list_nodes, require_head
 from tasks.ranks.cluster.machine import JobBundle, Machine
-from tasks.ranks.cluster.node import NodeRanks
+from tasks.ranks.cluster.node import NodeRanks, collect_portable
 from tasks.ranks.launchers import Nodes
 from tasks.ranks.launchers.torchrun import make_rendezvous
 from tasks.records.run import NodeEntry, NodesFile
@@ -193,7 +193,7 @@ class _Launch:
             machine.ask("start", ranks, words, environment, world_size=self._world_size, **own_config)
 
     def _make_environment(self) -> dict[str, str]:
-        payload = {"WORLD_SIZE": str(self._world_size), "OMP_NUM_THREADS": str(self._threads)}
+        payload = collect_portable() | {"WORLD_SIZE": str(self._world_size), "OMP_NUM_THREADS": str(self._threads)}
         # As ranks of torchrun have it, beside which these may be timed.
         payload["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         payload |= NO_SHARED_STORE

@@ -4,12 +4,16 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tasks.params.choices import list_file_names
 from tasks.ranks.cluster.machine import JobBundle, list_checkpoints
 from tasks.ranks.cluster.node import NodeRanks
+from tasks.ranks.launchers import Nodes
+from tasks.ranks.launchers.ray import _Launch
+from tests.flows.toy_project import wait_for
 from tests.tiny import make_config, make_slice, make_tiny_model, make_tiny_workload
 from training.model.weights import compute_parameter_checksum
 from training.process.files import digest_file, write_json
@@ -51,6 +55,43 @@ def test_the_folder_of_a_launch_goes_with_the_next_one_once_its_actor_is_gone(no
     node.list_missing({})
     assert not others._folder.exists()
     assert node._folder.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        # What is set in the shell of the stage holds on all machines, and nothing else of its kind.
+        ("NCCL_ALGO", ("Ring", "Tree", "Ring")),
+        ("MALLOC_ARENA_MAX", ("1", None, "1")),
+        ("NCCL_DEBUG", (None, "INFO", None)),
+        # A machine knows its own files and devices.
+        ("CUDA_VISIBLE_DEVICES", ("GPU-5ab1", "0", "0")),
+        ("LD_AUDIT", ("/here.so", None, None)),
+        ("NCCL_CONF_FILE", ("/here", None, None)),
+        ("NCCL_IB_HCA", ("mlx5_0", None, None)),
+        ("NCCL_SOCKET_IFNAME", ("eth0", None, None)),
+    ],
+)
+def test_ranks_on_another_machine_have_the_settings_of_the_stages_shell_and_places_of_their_own(
+    node, monkeypatch, name, there
+):
+    def set_here(value):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+
+    of_stage, of_machine, expected = there
+    launch = _Launch.__new__(_Launch)
+    launch._world_size, launch._threads, launch._machines = 2, 1, [SimpleNamespace(address="127.0.0.1")]
+    launch._nodes = Nodes(num_nodes=2, address="auto", wait_seconds=1.0, silence_seconds=1.0)
+    set_here(of_stage)
+    environment = launch._make_environment()
+    set_here(of_machine)
+    (node._folder / "code").mkdir()
+    words = ["-c", f"import os; print(os.environ.get({name!r}))"]
+    node.start([1], words, environment, world_size=2, config={}, own=None)
+    wait_for(lambda: node.look()["codes"] == {1: 0}, seconds=60, what="it ended well")
+    assert node.finish()["logs"]["1/stdout.log"].decode().strip() == str(expected)
 
 
 def test_a_bundle_has_code_data_and_what_the_launch_goes_on_from(tmp_path):
