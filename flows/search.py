@@ -15,6 +15,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from flows.child import make_environment, run_child
@@ -229,6 +230,20 @@ class Search:
             patch=make_patch(self.text, changes),
         )
 
+    def link_best(self) -> None:
+        """Give the comparison what the best trial trained alone, or on a GPU of its own, from its first segment on.
+
+        Seconds of a segment that shared cores or a GPU with another trial are not its own.
+        """
+        best = self.trials[self.best]
+        others, num_ranks = best.read_others(), self.params.cells[self.cell].world_size
+        has_gpu = len(self.devices) >= self.asked.at_once * num_ranks
+        for part in takewhile(lambda part: has_gpu or others.get(part.fingerprint) == 0, best.segments):
+            target = _RUNS / self.cell / "segments" / part.fingerprint
+            if not target.exists():
+                with fill_folder(target) as new:
+                    link_folder(best.folder / "work" / "segments" / part.fingerprint, new)
+
     def track(self, report: Sequence[Path] = ()) -> None:
         """Send all that was trained to the trackers, below one run, and at the end the files of the report."""
         content = self.params.model_dump(mode="json", exclude={"tracking", "upload", "description"})
@@ -247,9 +262,10 @@ class Search:
 
 
 def _list_epochs(trial: Trial, epochs: int) -> list[TrialEpoch]:
+    others, parts = trial.read_others(), [part.facts for part in read_epochs(trial, epochs)]
     return [
-        TrialEpoch(num_tokens=part.facts.num_tokens, train_seconds=part.facts.train_seconds)
-        for part in read_epochs(trial, epochs)
+        TrialEpoch(num_tokens=its.num_tokens, train_seconds=its.train_seconds, num_others=others.get(its.fingerprint))
+        for its in parts
     ]
 
 
@@ -281,11 +297,7 @@ def _main() -> None:
             search.climb()
             repeats = search.repeat()
             record = search.make_record(repeats, search.spread())
-            for part in search.trials[search.best].segments:
-                target = _RUNS / search.cell / "segments" / part.fingerprint
-                if not target.exists():
-                    with fill_folder(target) as new:
-                        link_folder(search.trials[search.best].folder / "work" / "segments" / part.fingerprint, new)
+            search.link_best()
         search.track(write_search_report(record, _REPORTS))
     best, lead, _ = describe_search(record)
     sys.stdout.write(f"{best}\n{lead}\nReport: {_REPORTS / 'search.html'}\n")

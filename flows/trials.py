@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import secrets
 import shlex
 import subprocess
@@ -33,7 +34,7 @@ from tasks.records.manifests import BaseModelManifest, InputsFile, MachineFile, 
 from tasks.records.run import RunFile, read_segment
 from tasks.rehearsal.largest import settle_micro_batch
 from tasks.train import PlannedSegment, plan_segments
-from training.process.files import digest_json
+from training.process.files import digest_json, write_json
 from training.record.environment import collect_decisive_environment
 from training.state.receipt import DROPPED, find_receipt_problem
 
@@ -44,8 +45,11 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_TO_SAVE = 60.0
 """That a stage of a search that was killed may take to save."""
+_SECONDS_TO_BE_SEEN = 90.0
+"""That a shared folder may hide what another machine has made in it; NFS does for a minute."""
 _SILENCE_SECONDS = 30.0
 _DIVERGED = "diverged-{}.txt"
+_OTHERS = "others.json"
 _SEEN = Path(".work/search/seen")
 """What a machine has to see of this one's folder."""
 
@@ -161,7 +165,8 @@ class TrialSlot:
 def open_slots(address: str, *, at_once: int) -> list[TrialSlot]:
     """Return as many slots: on this machine if the address is `local`, else in turn on those of the cluster.
 
-    Raises ConfigurationError for a machine that sees another folder, or has other versions or no token.
+    Raises ConfigurationError for a machine that sees another folder, is of another kind, or has other versions or no
+    token.
     """
     if address == "local":
 
@@ -170,7 +175,9 @@ def open_slots(address: str, *, at_once: int) -> list[TrialSlot]:
 
         return [TrialSlot(name="this machine", turn=turn, ask=partial(ask, Stage())) for turn in range(at_once)]
     connect(address)
-    nodes, text = list_nodes(), secrets.token_hex()
+    nodes, text, here = list_nodes(), secrets.token_hex(), collect_machine_facts()
+    if min(at_once, len(nodes)) > 1 and re.search("GPU-|MIG-", os.environ.get("CUDA_VISIBLE_DEVICES", "")):
+        raise ConfigurationError("search: CUDA_VISIBLE_DEVICES names GPUs of this machine alone; use their numbers")
     _SEEN.parent.mkdir(parents=True, exist_ok=True)
     _SEEN.write_text(text)
     slots = []
@@ -185,9 +192,26 @@ def open_slots(address: str, *, at_once: int) -> list[TrialSlot]:
                 f"search: {machine.name} does not see the folder {os.getcwd()} of this machine; allowed: one that all "
                 "machines of the cluster share, or ray.address: local"
             )
-        machine.require_fit(said, like=collect_machine_facts().versions)
+        machine.require_fit(said, like=here.versions)
+        num_gpus = len(here.gpus)
+        own, its = (_describe_kind(facts, num_gpus=num_gpus) for facts in (here.model_dump(), machine.facts))
+        # This machine is like itself, whatever GPUs Ray was started with.
+        if node and (other := [f"{what} {its[what]}, here {own[what]}" for what in own if its[what] != own[what]]):
+            raise ConfigurationError(
+                f"search: {machine.name} is of another kind: {'; '.join(other)}; allowed: machines of one kind, or "
+                "ray.address: local"
+            )
         slots.append(TrialSlot(name=machine.name, turn=turn, ask=machine.ask))
     return slots
+
+
+def _describe_kind(facts: Mapping[str, Any], *, num_gpus: int) -> dict[str, Any]:
+    """Return what a trial's numbers and seconds depend on, of as many GPUs as are used of a machine.
+
+    `facts`: of a machine (tasks/machine/facts.py).
+    """
+    gpus = ", ".join(gpu["name"] for gpu in facts["gpus"][:num_gpus]) or "none"
+    return {"GPUs": gpus, "driver": facts["driver"], "CPU": facts["cpu"]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +286,21 @@ class Trial:
             for part in parts
         )  # fmt: skip
 
+    def note_others(self, epochs: int, number: int) -> None:
+        """Note that so many other trials train on its machine now, of each segment that is not finished by then."""
+        noted = self.read_others()
+        for part in self.segments[:epochs]:
+            if not (self.folder / "work" / "segments" / part.fingerprint).exists():
+                noted[part.fingerprint] = max(number, noted.get(part.fingerprint, 0))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / _OTHERS, noted)
+
+    def read_others(self) -> dict[str, int]:
+        """Return fingerprint of a segment -> most other trials that trained on its machine meanwhile, where known."""
+        file = self.folder / _OTHERS
+        noted: dict[str, int] = json.loads(file.read_bytes()) if file.exists() else {}
+        return noted
+
     def start(self, epochs: int, slot: TrialSlot, devices: Sequence[str]) -> None:
         """Start the stage that trains it so far, which goes on from what is finished or saved."""
         options = write_inputs(self.folder, self.raw, find_path("train", "inputs", self.cell))
@@ -282,6 +321,10 @@ class Trial:
             _log.warning("%s: out of the search: %s", self.name, self.read_problem(epochs))
         elif code != ExitCode.OK:
             raise StageFailed(f"{self.name}: {self.read_last_line()} (its log: {self.log})", code)
+        else:
+            deadline, file = time.monotonic() + _SECONDS_TO_BE_SEEN, RunFile.path_in(self.locate_run(epochs))
+            while not file.exists() and time.monotonic() < deadline:
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def read_last_line(self) -> str:
         """Return what its process said last."""
@@ -304,6 +347,9 @@ def run_trials(trials: Sequence[Trial], epochs: int, *, slots: Sequence[TrialSlo
             for number, slot in enumerate(slots):
                 if waiting and number not in running:
                     trial = waiting.pop(0)
+                    there = [trial, *(other for place, other in running.items() if slots[place].name == slot.name)]
+                    for other in there:
+                        other.note_others(epochs, len(there) - 1)
                     _log.info("%s: to epoch %d on %s, with %s", trial.name, epochs, slot.name, trial.configuration)
                     trial.start(epochs, slot, devices)
                     running[number] = trial

@@ -14,6 +14,8 @@ class TrialEpoch(Record):
     """What was learned from, in the workload's unit."""
     train_seconds: float
     """Of its optimizer steps."""
+    num_others: int | None = None
+    """Most other trials that trained on its machine meanwhile; null where that is not known."""
 
 
 class TrialRecord(Record):

@@ -74,13 +74,18 @@ def compute_costs(result: SearchFile) -> SearchCosts | str:
         return result.spread
     at_once, ranks = result.asked.at_once, result.spread.epoch.train_seconds
 
+    is_known = result.spread.epoch.num_others == 0
     seconds: dict[bool, list[float]] = {True: [], False: []}
     rungs = []
     for before, after in pairwise((0, *result.asked.rungs)):
         number = sum(after in trial.losses for trial in result.trials)
         is_alone = min(number, at_once) == 1
-        seconds[is_alone] += [epoch.train_seconds for epoch in result.trials[result.best].epochs[before:after]]
+        best = result.trials[result.best].epochs[before:after]
+        is_known &= all(epoch.num_others == min(number, at_once) - 1 for epoch in best)
+        seconds[is_alone] += [epoch.train_seconds for epoch in best]
         rungs.append((after - before, number, is_alone))
+    if not is_known:
+        return "not all that is compared is known to have run beside as many trials as search.at_once says"
     if not all(seconds.values()):
         return "no trial ran both beside others and alone"
     means = {is_alone: statistics.mean(figures) for is_alone, figures in seconds.items()}

@@ -10,12 +10,15 @@ import pytest
 from flows import search, trials
 from flows.pipeline import StageFailed
 from flows.search import Search, choose_promoted, rank
-from flows.trials import Stage
+from flows.trials import Stage, Trial, TrialSlot, open_slots, run_trials
 from tasks.params import MAX_CELLS, Params
 from tasks.params.search import SearchParams
 from tasks.params.strict_yaml import read_strict_yaml
-from tasks.process.failure import DivergedError, ExitCode, ResourceError
+from tasks.process.failure import ConfigurationError, DivergedError, ExitCode, ResourceError
+from tasks.ranks.cluster.machine import Machine
+from tasks.records.run import RunFile
 from tests.flows.toy_project import wait_for
+from tests.machines import make_machine
 
 
 def test_the_best_go_on_and_of_equal_losses_the_lower_number():
@@ -36,6 +39,111 @@ def test_nobody_trains_in_the_folder_of_a_trial_whose_stage_still_saves(tmp_path
     left.end()
     ours.start(["true"], os.environ, tmp_path)
     wait_for(lambda: ours.poll() == 0, seconds=60, what="it ended well")
+
+
+_T4 = {"name": "T4"}
+
+
+@pytest.mark.parametrize(
+    ("visible", "there", "refused"),
+    [
+        ("0,1", {}, None),
+        ("0,1", {"gpus": [_T4] * 4}, None),  # of which the shell of this machine chose two
+        ("0,1", {"gpus": [_T4]}, "GPUs T4, here T4, T4"),
+        ("0,1", {"gpus": [_T4, {"name": "L4"}]}, "GPUs T4, L4, here T4, T4"),
+        ("0,1", {"driver": "570.1"}, "driver 570.1, here None"),
+        ("0,1", {"cpu": "another"}, "CPU another, here a cpu"),
+        ("GPU-5ab1,GPU-77c0", {}, "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_trials_go_to_machines_of_one_kind_alone(tmp_path, monkeypatch, visible, there, refused):
+    here = make_machine(num_gpus=2)
+    # Of this one Ray may have been started with other GPUs.
+    facts = [{**here.model_dump(), "host": "first", "gpus": []}, {**here.model_dump(), "host": "second", **there}]
+
+    class Known(Machine):
+        def make(self, kind, *words, threads=1):
+            return None
+
+        def ask(self, what, *words, **named):
+            return {"is_open": False, "facts": facts[self.number]}
+
+    nodes = [{"NodeManagerAddress": f"10.0.0.{number}", "NodeID": str(number)} for number in range(2)]
+    known = {"connect": lambda _: None, "list_nodes": lambda: nodes, "collect_machine_facts": lambda: here}
+    for name, value in {**known, "Machine": Known}.items():
+        monkeypatch.setattr(trials, name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.chdir(tmp_path)
+    with nullcontext() if refused is None else pytest.raises(ConfigurationError, match=refused):
+        assert [slot.turn for slot in open_slots("auto", at_once=3)] == [0, 0, 1]
+
+
+class _Toy(SimpleNamespace):
+    """A trial of two segments that is trained in no time."""
+
+    note_others, read_others, configuration = Trial.note_others, Trial.read_others, ""
+
+    def read_problem(self, epochs):
+        return None
+
+    def is_finished(self, epochs):
+        return False
+
+    def start(self, epochs, slot, devices):
+        pass
+
+    def end(self, code, epochs):
+        for part in self.segments[:epochs]:
+            (self.folder / "work/segments" / part.fingerprint).mkdir(parents=True, exist_ok=True)
+
+
+@pytest.mark.parametrize(("machines", "number"), [(["a", "a"], 1), (["a", "b"], 0)])
+def test_it_is_known_of_each_segment_how_many_others_trained_on_its_machine(tmp_path, monkeypatch, machines, number):
+    monkeypatch.setattr(trials, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    slots = [TrialSlot(name=name, turn=0, ask=lambda what: 0) for name in machines]
+    first, second = (
+        _Toy(name=name, folder=tmp_path / name, segments=[SimpleNamespace(fingerprint=name + part) for part in "12"])
+        for name in ("first", "second")
+    )
+    run_trials([first, second], 1, slots=slots, devices=[])
+    run_trials([first], 2, slots=slots, devices=[])
+    assert first.read_others() == {"first1": number, "first2": 0}
+    assert second.read_others() == {"second1": number}
+
+
+@pytest.mark.parametrize(
+    ("others", "num_gpus", "num_ranks", "linked"),
+    [
+        ({"1": 0, "2": 0}, 0, 1, ["1", "2"]),
+        ({"1": 0, "2": 1}, 0, 1, ["1"]),
+        ({"1": 1, "2": 0}, 1, 1, []),
+        ({"2": 0}, 0, 1, []),
+        ({"1": 1, "2": 0}, 2, 1, ["1", "2"]),
+        ({"1": 1, "2": 0}, 2, 2, []),
+    ],
+)
+def test_a_comparison_is_given_of_the_best_trial_what_it_trained_alone(
+    tmp_path, monkeypatch, others, num_gpus, num_ranks, linked
+):
+    monkeypatch.chdir(tmp_path)
+    for name in "12":
+        (folder := tmp_path / "trial/work/segments" / name).mkdir(parents=True)
+        (folder / "receipt.json").touch()
+    ours = Search.__new__(Search)
+    ours.asked, ours.cell, ours.losses = SearchParams(at_once=2), "1proc", {SearchParams().rungs[-1]: {0: 1.0}}
+    ours.devices = list(map(str, range(num_gpus)))
+    ours.params = SimpleNamespace(cells={"1proc": SimpleNamespace(world_size=num_ranks)})
+    parts = [SimpleNamespace(fingerprint=name) for name in "12"]
+    ours.trials = [SimpleNamespace(folder=tmp_path / "trial", segments=parts, read_others=lambda: others)]
+    ours.link_best()
+    assert sorted(file.parent.name for file in tmp_path.glob(".work/runs/1proc/segments/*/receipt.json")) == linked
+
+
+def test_what_another_machine_made_in_a_shared_folder_may_be_seen_later(tmp_path, monkeypatch):
+    file = RunFile.path_in(tmp_path)
+    monkeypatch.setattr(trials.time, "sleep", lambda _: file.touch())
+    Trial.end(SimpleNamespace(locate_run=lambda _: tmp_path), ExitCode.OK, 1)
+    assert file.exists()
 
 
 @pytest.mark.parametrize(

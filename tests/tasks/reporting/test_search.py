@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tasks.records.search import RepeatRecord, SearchFile, SpreadRecord, TrialEpoch
-from tasks.reporting.search import describe_search, judge_lead
+from tasks.reporting.search import compute_costs, describe_search, judge_lead
 from tests.tasks.reporting.comparison import BY_HAND
 from tests.tasks.reporting.rendered import lacks
 
@@ -41,7 +41,26 @@ def test_trials_at_once_and_ranks_per_trial_are_reckoned_from_what_was_measured(
     # two at a time, and one had two more: 2 x 10 + 2 x 7 = 34 s, against 3 x 4 + 2 x 4 = 20 s.
     *_, costs = describe_search(found)
     assert not lacks(costs, "10.0 s", "7.00 s", "4.00 s", "34.0 s", "20.0 s", "ranks per trial, by 1.70x")
-    slow = SpreadRecord(cell="2proc", world_size=2, epoch=TrialEpoch(num_tokens=1000, train_seconds=8.5))
+    slow = SpreadRecord(cell="2proc", world_size=2, epoch=TrialEpoch(num_tokens=1000, train_seconds=8.5, num_others=0))
     assert describe_search(found.model_copy(update={"spread": slow}))[2].endswith("trials at once, by 1.25x.")
     unknown = {"spread": "not asked for", "repeats": [], "runner_up": None}
     assert len(describe_search(found.model_copy(update=unknown))) == 3
+
+
+@pytest.mark.parametrize(
+    ("of_best", "of_spread", "is_known"),
+    [
+        ([1, 0, 0], 0, True),
+        ([None, 0, 0], 0, False),  # of an earlier version
+        ([0, 0, 0], 0, False),  # each trial on a machine of its own
+        ([3, 0, 0], 0, False),  # of a search that had more at once
+        ([1, 0, 1], 0, False),
+        ([1, 0, 0], 1, False),  # the first cell is the one of several ranks
+    ],
+)
+def test_seconds_of_trials_that_ran_beside_others_than_now_are_not_reckoned_with(found, of_best, of_spread, is_known):
+    content = found.model_dump()
+    for epoch, number in zip(content["trials"][found.best]["epochs"], of_best, strict=True):
+        epoch["num_others"] = number
+    content["spread"]["epoch"]["num_others"] = of_spread
+    assert isinstance(compute_costs(SearchFile.model_validate(content)), str) != is_known
