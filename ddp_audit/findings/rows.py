@@ -173,9 +173,9 @@ def _judge_rows(
     # ranks do (repeated augmentation), or in a stream at all (shards that are drawn with replacement).
     begun = of_base[: len(names[0])]
     is_as_often = num_rows * len({*begun}) <= (1 + _MOST_SHARED) * len(begun) * num_different
-    is_meant = max(shared) > limit(shown) and (
-        (is_as_often and _are_repeated(begun)) or (bool(workers) and max(shared) <= _MOSTLY and _are_repeated(of_base))
-    )
+    # An endless one repeats its rows where it begins anew, later than that.
+    is_stream = bool(workers) and max(shared) <= _MOSTLY
+    is_meant = max(shared) > limit(shown) and (is_as_often or is_stream) and _are_repeated(begun)
     if is_meant or any(map(_are_repeated, names)):
         # Drawn with replacement, or repeated: then they are the same where one follows the other on both alike.
         shared = [float(rows == names[0] and not is_meant) for rows in names[1:]]
@@ -383,9 +383,8 @@ def _list_orders(ranks: Ranks) -> list[list[list[int]]]:
 
 
 _EPOCHS = re.compile(r"^(num_|n_|max_|total_)?(train_)?epochs?$", re.IGNORECASE)
-_ENDS_EARLIER = re.compile(
-    r"(max|num)_?(train(ing)?_)?(step|iter)|patience|early|resume|restore|init_from|load_from|start", re.IGNORECASE
-)
+_LIMITS = re.compile(r"(max|num)_?(train(ing)?_)?(step|iter)", re.IGNORECASE)
+_ENDS_EARLIER = re.compile(r"patience|early|resume|restore|init_from|load_from|start", re.IGNORECASE)
 
 
 @question(
@@ -420,7 +419,13 @@ def epochs(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(cell, "no_whole_pass", text, **about)
     if len(ends) >= numbers[0][1]:
         return succeed(cell, "{name}={asked}, and as many passes over the data", **about)
-    may_end = [name for name, value in asked.items() if _ENDS_EARLIER.search(name) and value not in (None, "", 0, -1)]
+    # A number of steps that was not reached, as one worked out of the epochs, ends nothing.
+    made = max(len(rank.steps), len(list(rank.micros())))
+    may_end = [
+        name for name, value in asked.items()
+        if value not in (None, "", 0, -1)
+        and (_ENDS_EARLIER.search(name) or (_LIMITS.search(name) and (isinstance(value, str) or value <= made)))
+    ]  # fmt: skip
     if len(ends) > 1 or may_end or len(rank.loaders) > 1:
         text = "{passes} passes of {asked} were made, and the script may have reasons to stop"
         return make_unobservable(cell, "may_stop_early", text, **about)

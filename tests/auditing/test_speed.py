@@ -144,14 +144,23 @@ _TRIPLED = [row for row in range(60) for _ in range(3)]
         ([*range(20)] * 2, [range(40), range(20, 60)], None, "rows_repeated"),
         (range(60), [range(40), range(20, 60)], None, "same_rows"),
         (range(60), [range(40), range(40)], None, "same_rows"),
+        ([*range(40), *range(20)], [range(30), range(10, 40)], None, "same_rows"),
     ],
-    ids=["repeated augmentation", "on every rank", "resampled shards", "shuffled by ranks", "a stream on every rank"],
+    ids=[
+        "repeated augmentation",
+        "on every rank",
+        "resampled shards",
+        "shuffled by ranks",
+        "a stream on every rank",
+        "an endless one",
+    ],
 )
 def test_rows_that_are_meant_to_come_on_several_ranks_are_no_defect(base, of_ranks, num_there, code):
     def feed(rows):
         steps = _make_steps(10, 4, forward=0.1)
-        for step, at in zip(steps, range(0, 40, 4), strict=True):
-            batch = list(rows[at : at + 4])
+        for step, at in zip(steps, range(10), strict=True):
+            size = len(rows) // 10
+            batch = list(rows[at * size : (at + 1) * size])
             step["micros"] = [{"loader": 0, **({"ids": batch} if num_there else {"rows": [*map(str, batch)]})}]
         return steps
 
