@@ -254,9 +254,9 @@ def weigh(micro: Fields) -> tuple[float, float] | None:
     return (weight / targets, weight) if micro.get("reduction") == "mean" else (weight, weight * targets)
 
 
-def list_shares(rank: RankRecord, kinds: Sequence[str] = ()) -> list[float]:
+def list_shares(rank: RankRecord, kinds: Sequence[str] = (), total: str = "parameter_bytes") -> list[float]:
     """Return what share of the parameters' bytes each step exchanges, where torch kept a record of it."""
-    size = rank.steps[0].get("parameter_bytes") or 0
+    size = rank.steps[0].get(total) or 0
     known = [step["traffic"] for step in rank.steps[1:] if step.get("traffic") is not None and size]
     return [
         sum(num_bytes for kind, (_, num_bytes) in traffic.items() if kind in (kinds or traffic)) / size

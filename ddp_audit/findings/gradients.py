@@ -524,17 +524,22 @@ def exchange(audit: Audit, cell: str) -> Finding | None:
         "several_models": "several models are trained, and which backward is whose is not known",
         "several_gradients": "a step takes several gradients of the same rows",
         "no_record_of_exchanges": "the exchange is none of DDP's, and torch kept no record of its bytes",
+        "some_are_frozen": "the exchange is none of DDP's, and may be of frozen parameters, too",
     }
     is_by_ddp = any(micro.get("wrapper") == "DistributedDataParallel" for step in steps for micro in step["micros"])
     # A value that is False is left out of the record.
     counted = [sum(bool(micro.get("is_synchronised")) for micro in step["micros"]) for step in steps] * is_by_ddp
-    rounds = list_shares(audit.ranks(cell)[0], ("all_reduce", "allreduce", "allreduce_coalesced"))
+    # Nobody has to exchange what the optimizer is given and is frozen.
+    kinds = ("all_reduce", "allreduce", "allreduce_coalesced")
+    rounds = list_shares(audit.ranks(cell)[0], kinds, "trainable_bytes")
+    has_frozen = steps[0].get("trainable_bytes") != steps[0].get("parameter_bytes")
     are = (
         not holds_whole_model(audit.ranks(cell)),
         len({micro.get("module") for step in steps for micro in step["micros"]}) > 1
         or do_optimizers_take_turns(audit.ranks(cell)),
         _asks_again(steps),
         not counted and not rounds,
+        has_frozen and not counted and median(rounds or [0.0]) >= _MANY,
     )
     for code, text in compress(unknown.items(), are):
         return make_unobservable(cell, code, text)

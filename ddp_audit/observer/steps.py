@@ -287,8 +287,8 @@ class Steps:
             "num_parameters": sum(item.numel() for item in parameters),
             "num_held": sum(item.numel() for item in known),
             "num_sharded_dimensions": max(map(count_sharded_dimensions, known), default=0),
-            # Nobody exchanges what the optimizer is given and is frozen.
-            "parameter_bytes": sum(item.numel() * item.element_size() for item in parameters if item.requires_grad),
+            "parameter_bytes": sum(item.numel() * item.element_size() for item in parameters),
+            "trainable_bytes": sum(item.numel() * item.element_size() for item in parameters if item.requires_grad),
             "device": parameters[0].device.type if parameters else "",
             "seed": torch.initial_seed(),
             "accelerate": str(getattr(state.get("distributed_type"), "value", "")),
