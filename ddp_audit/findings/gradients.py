@@ -80,13 +80,17 @@ _SHARE = 0.1
 def loss_weights(audit: Audit, cell: str) -> Finding | None:
     """Compare the weight of a target in each micro-batch of a step, on all ranks."""
     ranks = audit.ranks(cell)
-    num_steps, wrong, every = 0, [], [_split_tasks(micros) for micros in each_common_step(ranks)]
+    num_steps, num_unknown, wrong, every = 0, 0, [], [_split_tasks(micros) for micros in each_common_step(ranks)]
+    # What is left over at the end of a pass makes a smaller micro-batch.
+    ends = {end for rank in ranks for _, end in list_passes(rank)}
     if len(ranks) == 1 and all(len(micros) == 1 for tasks in every for micros in tasks):
         # An update of one loss is no mean of several.
         return None
+    usual = median(sum(map(len, tasks)) for tasks in every) if every else 0
     for step, tasks in enumerate(every, start=1):
         unlike = [micros for micros in tasks if not _weigh_alike(micros)]
         if None in map(weigh, chain(*unlike)) or max(map(len, tasks)) < 2:
+            num_unknown += step not in ends and any(len(set(map(_format_targets, micros))) > 1 for micros in unlike)
             continue
         num_steps += 1
         for micros in unlike:
@@ -95,24 +99,24 @@ def loss_weights(audit: Audit, cell: str) -> Finding | None:
             if of_target <= _ALIKE and all(map(_is_whole, micros)):
                 continue
             if of_target <= _ALIKE or of_mean > 1 + _SAME or not all(_is_whole(micro, _SHARE) for micro in micros):
+                if sum(map(len, tasks)) > usual:
+                    # A gradient scaler has left out an update, and scales less from then on.
+                    num_steps, num_unknown = num_steps - 1, num_unknown + 1
+                    break
                 text = "what is back-propagated is no fixed multiple of such a loss"
                 return make_unobservable(cell, "no_fixed_multiple", text)
             counts = [micro["weights"][0][0] for micro in micros]
             wrong.append((step, min(counts), max(counts), format_line(micros[0].get("line"))))
             break
+    if num_unknown > _SHARE * (num_steps + num_unknown):
+        text = "what a target weighs is not known in {unknown:plural step}, of several losses at once or of two updates"
+        return make_unobservable(cell, "no_such_loss", text, unknown=num_unknown)
     if not num_steps:
-        # A mean over each of micro-batches that are alike is one over all.
-        odd = [tasks for tasks in every if len({str(item.get("shape")) for item in chain(*tasks)}) > 1]
-        if has_no_integers(audit, cell) and len(odd) <= _SHARE * len(every):
-            return succeed(cell, "all micro-batches of a step have as many samples")
-        text = "no step had several micro-batches whose loss is one unweighted loss of torch.nn.functional"
-        return make_unobservable(cell, "no_such_loss", text)
+        return _judge_shapes(audit, cell, every)
     numbers = {"steps_compared": num_steps, "steps_of_means_of_means": len(wrong)}
     if not wrong:
         text = "a target weighs the same in every micro-batch of {steps_compared:plural step} looked at"
         return succeed(cell, text, **numbers)
-    # What is left over at the end of a pass makes a smaller micro-batch.
-    ends = {end for rank in ranks for _, end in list_passes(rank)}
     is_rare = all(item[0] in ends for item in wrong) or len(wrong) < max(2, _SHARE * num_steps)
     step, least, most, where = wrong[0]
     text = (
@@ -123,6 +127,15 @@ def loss_weights(audit: Audit, cell: str) -> Finding | None:
     if is_rare:
         return make_unobservable(cell, "means_of_means_at_times", text, line=where, **numbers)
     return fail(cell, "means_of_means", text, line=where, **numbers)
+
+
+def _judge_shapes(audit: Audit, cell: str, every: list[list[list[Fields]]]) -> Finding:
+    """Judge micro-batches of losses that are not known: a mean over each of those that are alike is one over all."""
+    odd = [tasks for tasks in every if len({str(item.get("shape")) for item in chain(*tasks)}) > 1]
+    if has_no_integers(audit, cell) and len(odd) <= _SHARE * len(every):
+        return succeed(cell, "all micro-batches of a step have as many samples")
+    text = "no step had several micro-batches whose loss is one unweighted loss of torch.nn.functional"
+    return make_unobservable(cell, "no_such_loss", text)
 
 
 def _weigh_alike(micros: list[Fields]) -> bool:
@@ -136,6 +149,10 @@ def _weigh_alike(micros: list[Fields]) -> bool:
         and _is_whole(micro, _SHARE)
     ]  # fmt: skip
     return bool(known) and known == known[:1] * len(micros)
+
+
+def _format_targets(micro: Fields) -> str:
+    return str([number for number, *_ in micro.get("weights") or []])
 
 
 def _is_whole(micro: Fields, most: float = _ALIKE - 1) -> bool:

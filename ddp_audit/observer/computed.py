@@ -98,7 +98,7 @@ class Computing:
             self._times.enter(timeline.OBSERVER if steps.is_read else timeline.BACKWARD)
             try:
                 if steps.is_read:
-                    self._guard(self._read_loss, tensors)
+                    self._guard(self._read_loss, tensors, *(arguments or (named.get("grad_tensors"),)))
                     if steps.is_sampled:
                         self._guard(steps.see_gradient, is_after=False)
                     self._times.switch(timeline.BACKWARD)
@@ -391,7 +391,7 @@ class Computing:
                 value = value.cpu()
             weights.append((number, float(learned[0]), float((gradient * value).sum())))
 
-    def _read_loss(self, tensors: Any) -> None:
+    def _read_loss(self, tensors: Any, gradients: Any = None, *_: Any) -> None:
         loss: Any = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
         is_one = isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._steps.can_read(loss)
         value = float(loss.detach()) if is_one else None
@@ -399,6 +399,9 @@ class Computing:
         if is_one and of_loss() is loss and loss.grad_fn is not None and loss.grad_fn.name() == made_by:
             # What was summed over the ranks in its place, to be printed, is no other loss to autograd.
             value = before
+        scale: Any = gradients if isinstance(gradients, torch.Tensor) else next(iter(gradients or ()), None)
+        if value is not None and isinstance(scale, torch.Tensor) and scale.numel() == 1:
+            value *= float(scale)
         self._steps.add_backward(value, self._lines.find())
 
 
