@@ -29,7 +29,7 @@ from tasks.process.proxies import restore_proxies
 VERBOSE = "DDP_COMPARE_VERBOSE"
 """Environment variable: where it is set, the terminal shows DVC's own lines, too."""
 _SECONDS_TO_SAVE, _MOST_SECONDS_TO_SAVE = 15.0, 620.0
-"""Without ranks, and as long as any run: more than the stage that started them gives them."""
+"""Of any process, and as long as a stage trains: more than that gives its ranks."""
 _SECONDS_BETWEEN_LOOKS = 0.1
 _CHUNK_BYTES = 65_536
 _LAST_BYTES, _LAST_SECONDS = 1 << 20, 5.0
@@ -88,7 +88,7 @@ def end_group(
             asked_at = time.monotonic()
             deadline = asked_at + seconds_to_save
             while (processes := living.look()) and time.monotonic() < deadline:
-                if any(map(_is_rank, processes)):
+                if any(map(_may_save, processes)):
                     deadline = min(time.monotonic(), asked_at + _MOST_SECONDS_TO_SAVE) + seconds_to_save
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
         finally:
@@ -98,13 +98,12 @@ def end_group(
             process.wait()
 
 
-def _is_rank(process: psutil.Process) -> bool:
-    """Return whether it is `python -m training`, or what started that; not of ranks that are timed and save nothing."""
+def _may_save(process: psutil.Process) -> bool:
+    """Return whether it is the stage that trains, which gives its ranks the time that their checkpoint takes."""
     try:
-        words = process.cmdline()
+        return ("-m", "tasks.train") in itertools.pairwise(process.cmdline())
     except psutil.Error:
         return False
-    return ("-m", "training") in itertools.pairwise(words) and "--serve" not in words
 
 
 @contextlib.contextmanager

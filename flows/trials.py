@@ -297,9 +297,11 @@ class Trial:
 
     def read_others(self) -> dict[str, int]:
         """Return fingerprint of a segment -> most other trials that trained on its machine meanwhile, where known."""
-        file = self.folder / _OTHERS
-        noted: dict[str, int] = json.loads(file.read_bytes()) if file.exists() else {}
-        return noted
+        noted: Any = None
+        with contextlib.suppress(OSError, RecursionError, ValueError):
+            noted = json.loads((self.folder / _OTHERS).read_bytes())
+        items = noted.items() if isinstance(noted, dict) else ()
+        return {part: number for part, number in items if isinstance(number, int)}
 
     def start(self, epochs: int, slot: TrialSlot, devices: Sequence[str]) -> None:
         """Start the stage that trains it so far, which goes on from what is finished or saved."""

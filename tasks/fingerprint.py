@@ -128,7 +128,7 @@ def note_versions(file: Path, machine: MachineFile) -> None:
     }
     # What an earlier note lacks of the machine is not known to have changed.
     before = {**now, **dict.fromkeys(versions, 0)}
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, RecursionError, TypeError, ValueError):
         before |= json.loads(file.read_bytes())
     changed = {name: f"{name} {before[name]} -> {value}" for name, value in now.items() if before[name] != value}
     if changed and any((file.parent / name).is_dir() for name in ("runs", "measure")):

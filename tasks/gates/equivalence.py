@@ -87,7 +87,8 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
             if not any(item.verdict == "passed" and not item.is_skipped for item in timed):
                 gaps.append(
                     explain(
-                        "batch_not_checked", "{cell}: no update of {batch} samples, as timed, was checked",
+                        "batch_not_checked",
+                        "{cell}: no update of {batch} samples, as timed, was checked; `make rebench` checks more",
                         cell=cell, batch=batch,
                     )
                 )  # fmt: skip

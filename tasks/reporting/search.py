@@ -79,11 +79,12 @@ def compute_costs(result: SearchFile) -> SearchCosts | str:
     rungs = []
     for before, after in pairwise((0, *result.asked.rungs)):
         number = sum(after in trial.losses for trial in result.trials)
-        is_alone = min(number, at_once) == 1
-        best = result.trials[result.best].epochs[before:after]
-        is_known &= all(epoch.num_others == min(number, at_once) - 1 for epoch in best)
-        seconds[is_alone] += [epoch.train_seconds for epoch in best]
-        rungs.append((after - before, number, is_alone))
+        beside = min(number, at_once) - 1
+        for epoch in result.trials[result.best].epochs[before:after]:
+            # Of several machines each has fewer.
+            is_known &= epoch.num_others in (0, beside)
+            seconds[epoch.num_others == 0].append(epoch.train_seconds)
+        rungs.append((after - before, number, beside == 0))
     if not is_known:
         return "not all that is compared is known to have run beside as many trials as search.at_once says"
     if not all(seconds.values()):

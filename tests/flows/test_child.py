@@ -64,9 +64,9 @@ def test_tree_that_ignores_sigterm_is_killed_with_processes_in_sessions_of_their
 @pytest.mark.parametrize(
     ("words", "is_saved"),
     [
-        (["-m", "training", "--config", "config.json"], True),
-        (["-m", "training", "--serve", "address"], False),
-        (["--mode", "training"], False),
+        (["-m", "tasks.train", "--cell", "1gpu"], True),
+        (["-m", "tasks.measure"], False),
+        (["--mode", "tasks.train"], False),
     ],
 )
 def test_ranks_save_for_as_long_as_their_stage_lets_them(words, is_saved, tmp_path):

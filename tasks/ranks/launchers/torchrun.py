@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ddp_audit.process.torchrun import NO_SHARED_STORE, Launch, list_torchrun_words
 from tasks.ranks import launchers
 from tasks.ranks.launchers import Nodes
@@ -45,7 +47,9 @@ class LocalRanks(Launch):
     def stop(self, *, grace_seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Ask the ranks to save and end (SIGTERM); after the grace time, or on any exception, end them (SIGKILL)."""
         try:
-            self._signal(signal.SIGTERM)
+            # torchrun is not asked: it kills ranks that it has asked itself half a minute later.
+            if not self._ask_ranks():
+                self._signal(signal.SIGTERM)
             deadline = time.monotonic() + grace_seconds
             while self.is_running and time.monotonic() < deadline:
                 meanwhile()
@@ -59,6 +63,16 @@ class LocalRanks(Launch):
 
     def ask_for_stacks(self) -> None:
         """Do nothing: the stage asks ranks of its own machine itself."""
+
+    def _ask_ranks(self) -> bool:
+        """Send SIGTERM to the ranks; return whether there are any."""
+        ranks = list[psutil.Process]()
+        with contextlib.suppress(psutil.Error):
+            ranks = psutil.Process(self._process.pid).children()
+        for rank in ranks:
+            with contextlib.suppress(psutil.Error):
+                rank.terminate()
+        return bool(ranks)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,6 +1,7 @@
 """What holds for every launcher: each file of tasks/ranks/launchers/, found by listing it, with two real ranks."""
 
 import os
+import sys
 
 import pytest
 
@@ -78,7 +79,10 @@ def test_a_rank_that_a_signal_ended_is_the_cause_and_the_other_is_ended(start, t
     assert _alive(tmp_path) == []
 
 
-def test_ranks_that_are_asked_to_stop_may_save_first(start, tmp_path):
+def test_ranks_that_are_asked_to_stop_may_save_first(start, tmp_path, monkeypatch):
+    # A torchrun of which the ranks are the children, and which gives those that it asks no half a minute.
+    monkeypatch.setattr(sys, "executable", f"{sys.prefix}/bin/python")
+    monkeypatch.setenv("PET_SHUTDOWN_TIMEOUT", "1")
     launch = start("saves", "saves")
     wait_for(lambda: _have_begun(tmp_path), seconds=_SECONDS, what="it is so")
     assert launch.is_running

@@ -18,7 +18,8 @@ def main():
     rank = os.environ["RANK"]
     asked = json.loads(config.read_bytes())[f"rank-{rank}"]
     if asked == "saves":
-        signal.signal(signal.SIGTERM, lambda *_: (config.with_name(f"saved-{rank}").touch(), os._exit(0)))
+        saved = config.with_name(f"saved-{rank}")
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), saved.touch(), os._exit(0)))
     config.with_name(f"pid-{rank}").write_text(str(os.getpid()))
     sys.stderr.write(f"last words of rank {rank}, {os.environ['OMP_NUM_THREADS']} threads\n")
     sys.stderr.flush()
