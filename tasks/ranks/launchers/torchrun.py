@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ddp_audit.process.torchrun import NO_SHARED_STORE, Launch, list_torchrun_words
 from tasks.ranks import launchers
 from tasks.ranks.launchers import Nodes
@@ -65,13 +63,14 @@ class LocalRanks(Launch):
         """Do nothing: the stage asks ranks of its own machine itself."""
 
     def _ask_ranks(self) -> bool:
-        """Send SIGTERM to the ranks; return whether there are any."""
-        ranks = list[psutil.Process]()
-        with contextlib.suppress(psutil.Error):
-            ranks = psutil.Process(self._process.pid).children()
+        """Send SIGTERM to the ranks, which are torchrun's children; return whether there are any."""
+        ranks = list[int]()
+        for file in Path(f"/proc/{self._process.pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                ranks += map(int, file.read_text().split())
         for rank in ranks:
-            with contextlib.suppress(psutil.Error):
-                rank.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGTERM)
         return bool(ranks)
 
     def _signal(self, number: int) -> None:
