@@ -105,7 +105,7 @@ class Differences:
         change = exact - start
         size = 4 * _STEP_ROUNDINGS * float(change.abs().dot(exact.abs()))
         difference, its, product = float(apart.dot(apart)), float(change.dot(change)), float((mine - start).dot(change))
-        unit = FP32_EPS * float(exact.abs().max())
+        unit = FP32_EPS * float(exact.abs().max()) if len(exact) else 0.0
         self._tensors.append(_Sums(name if difference else None, difference, its, size, product, [unit**2]))
 
     @property
