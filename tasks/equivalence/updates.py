@@ -21,7 +21,7 @@ from training.strategies import find_traits, get_exchange_dtype
 if TYPE_CHECKING:  # torch takes seconds to import, pydantic is not there where one GPU is measured
     from torch import Tensor
 
-    from tasks.equivalence.reference.update import OneProcess
+    from tasks.equivalence.reference.update import OneProcess, StepGradient
 
 _LARGEST_GRADIENT_TOLERANCE, _LARGEST_KERNEL_TOLERANCE, _LARGEST_WEIGHTS_TOLERANCE = 2e-2, 0.1, 0.05
 """Above these the noise hides what a wrong trainer does: of the gradient, of one that other kernels have computed in 16
@@ -174,21 +174,23 @@ class _Check:
         from tasks.equivalence.reference.update import make_other_orders, make_rank_order
 
         self._config, self._process, self._number = config, process, number
-        self._before, self._after = before, after
-        self.compared: dict[str, Compared] = {}
+        self._facts, self._before, self._after = facts, before, after
+        self._order = make_rank_order(config)
+        process.begin_at({**before.trained, **before.statistics}, scale=float(before.scaler.get("scale", 1.0)))
+        self._loss_by_row = process.compute_rows_loss(number)
+        self._compare(process.gradient(number, self._order))
+        if self.problems:
+            # What sums in other orders give is as right.
+            self._compare(process.gradient(number, self._order, *make_other_orders(config)))
+
+    def _compare(self, computed: "StepGradient") -> None:
+        """Hold the ranks' update against that of one process; orders after the first tell how far right ones differ."""
+        config, number = self._config, self._number
+        self.compared: dict[str, Compared] = {"rows": self._compare_rows(computed.loss)}
         self.problems: list[str] = []
         self.gaps: list[str] = []
         """Why it cannot be told."""
         self._causes: dict[str, str | None] = {}
-        self._order = make_rank_order(config)
-        process.begin_at({**before.trained, **before.statistics}, scale=float(before.scaler.get("scale", 1.0)))
-        computed = process.gradient(number, self._order, *make_other_orders(config))
-        by_row = process.compute_rows_loss(number)
-        rows = compare_numbers(computed.loss, by_row, NUMBER_TOLERANCE["fp32"])
-        if rows.difference > rows.tolerance:
-            # As dropout and 16 bit make it: without them, the loss is computed once more.
-            rows = compare_numbers(process.compute_plain_loss(number), by_row, NUMBER_TOLERANCE["fp32"])
-        self.compared["rows"] = rows
         gradients = [{name: part.cpu() for name, part in item.items()} for item in computed.by_order]
         expected, *others = computed.statistics_by_order
         differences = Differences()
@@ -199,23 +201,33 @@ class _Check:
             )  # fmt: skip
         if expected:
             self.compared["statistics"] = differences.compare()
-        self.compared["loss"] = compare_numbers(facts["loss"], computed.loss, NUMBER_TOLERANCE[config.precision])
+        self.compared["loss"] = compare_numbers(self._facts["loss"], computed.loss, NUMBER_TOLERANCE[config.precision])
+        norm = self._facts["grad_norm"]
         is_finite = all(bool(part.isfinite().all()) for part in gradients[0].values())
         self._check_scale(is_finite)
-        if not is_finite or facts["grad_norm"] is None:
-            if is_finite != (facts["grad_norm"] is not None):
+        if not is_finite or norm is None:
+            if is_finite != (norm is not None):
                 where = "the ranks" if is_finite else "one process"
                 self.problems.append(f"the gradient is not finite in {where} alone")
             elif not self._before.is_same(self._after):
                 self.problems.append("the gradient is not finite, and yet weights or moments changed")
-        elif before.is_same(after):
+        elif self._before.is_same(self._after):
             self.problems.append("no update was made: weights and moments are what they were")
         else:
             self._check_counts()
-            self._compare_update(gradients, facts["grad_norm"])
+            self._compare_update(gradients, norm)
         self.problems += [
             self._describe(kind, item) for kind, item in self.compared.items() if not item.difference <= item.tolerance
         ]
+
+    def _compare_rows(self, loss: float) -> Compared:
+        """Compare the loss of the step's rows, one by one, with that of its micro-batches."""
+        rows = compare_numbers(loss, self._loss_by_row, NUMBER_TOLERANCE["fp32"])
+        if rows.difference > rows.tolerance:
+            # As dropout and 16 bit make it: without them, the loss is computed once more.
+            loss = self._process.compute_plain_loss(self._number)
+            rows = compare_numbers(loss, self._loss_by_row, NUMBER_TOLERANCE["fp32"])
+        return rows
 
     def _check_scale(self, is_finite: bool) -> None:
         """Hold the loss scale of fp16 against what it becomes: half after an overflow, twice as much long after one."""
@@ -252,7 +264,7 @@ class _Check:
         is_packed = bool(config.packing) and config.device == "cuda"
         has_own_layers = find_traits(config.strategy).has_own_layers(config.options)
         is_other = is_packed or has_own_layers or config.compile or config.statistics_rows > 0
-        if (config.precision != "fp32" and is_other) and any(
+        if (num_orders and config.precision != "fp32" and is_other) and any(
             result.difference > result.tolerance for result in parameters.values()
         ):
             exact = self._process.gradient(self._number, self._order, precision="fp32").by_order[0]
@@ -281,7 +293,7 @@ class _Check:
                     f"noise alone makes {parameters[kind].noise_floor:.1e} of the {_NAMES[kind]}: too much to tell a "
                     "wrong update by"
                 )
-        if any(item.difference > item.tolerance for item in (gradient, self.compared["norm"])):
+        if num_orders and any(item.difference > item.tolerance for item in (gradient, self.compared["norm"])):
             self._causes["gradient"] = self._find_missing_rank(gradients[0])
 
     def _compare_parameters(
