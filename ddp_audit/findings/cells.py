@@ -193,7 +193,8 @@ def same_step(audit: Audit, cell: str) -> Finding | None:
         for of_cell in (ranks, base_ranks)
     )
     more = len(ranks) / len(base_ranks)
-    if classes * more == its > classes:
+    # A sample is no candidate of its own where it is left out of them.
+    if its > classes > 0 and its in (classes * more, (classes + 1) * more - 1):
         other.append(f"classes of the loss {classes:g}, as where they are rows of this rank, {audit.baseline} {its:g}")
     # Where rows are gathered from all ranks, each computes the whole loss.
     is_whole = targets and of_its and 0 < classes == its * grown and abs(targets / of_its / more - 1) <= _APART
