@@ -185,7 +185,7 @@ class _Check:
 
     def _compare(self, computed: "StepGradient") -> None:
         """Hold the ranks' update against that of one process; orders after the first tell how far right ones differ."""
-        config, number = self._config, self._number
+        config = self._config
         self.compared: dict[str, Compared] = {"rows": self._compare_rows(computed.loss)}
         self.problems: list[str] = []
         self.gaps: list[str] = []
