@@ -63,6 +63,8 @@ def _called(where: str) -> str:
 
 
 _FEWEST_KEPT = 2
+_CHANGED_ALIKE = 1.1
+"""A gradient that is clipped by hand is shortened alike in all cells: by the same share, but for this factor."""
 _ALIKE = 1.02
 _SAME = 1e-3
 _SHARE = 0.1
@@ -471,6 +473,10 @@ def clipping(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(cell, "changed_early", text, step=min(early))
     if not num_compared:
         if len(known) < _FEWEST_KEPT or not all(known):
+            shares = [_measure_change(ranks), _measure_change(audit.ranks(audit.baseline))]
+            if all(shares) and max(shares) <= min(shares) * _CHANGED_ALIKE:
+                text = "what DDP has exchanged is changed by the script, alike on all ranks and in {baseline}"
+                return succeed(cell, text, baseline=audit.baseline)
             text = "no clip_grad_norm_ was seen, and what changes the gradient before the optimizer's step is not known"
             return make_unobservable(cell, "no_clip_seen", text)
         text = (
@@ -493,6 +499,21 @@ def clipping(audit: Audit, cell: str) -> Finding | None:
         "{cell}: the norm was the same on all ranks, {compared:plural time} in {steps_compared:plural step} looked at"
     )
     return make_finding(problems, text, cell=cell, compared=num_compared, steps_compared=num_steps)
+
+
+def _measure_change(ranks: Sequence[RankRecord]) -> float:
+    """Return how long the gradient is that optimizers find, beside what DDP had left; 0 where ranks may find others."""
+    results = []
+    for steps in zip(*(rank.steps for rank in ranks), strict=False):
+        if not steps[0].get("left"):
+            continue
+        wrappers = {micro.get("wrapper") for step in steps for micro in step["micros"]}
+        are_others = any((step["left"], step["gradient"]) != (steps[0]["left"], steps[0]["gradient"]) for step in steps)
+        if are_others or (len(ranks) > 1 and wrappers != {"DistributedDataParallel"}):
+            return 0.0
+        if length := hypot(*steps[0]["left"]):
+            results.append(hypot(*steps[0]["gradient"]["head"]) / length)
+    return median(results) if len(results) >= _FEWEST_KEPT else 0.0
 
 
 def _was_clipped_scaled(step: Fields) -> bool:
