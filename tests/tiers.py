@@ -28,6 +28,8 @@ LONG = (
     # Of the peers of a benchmark one stays.
     "benchmarks/test_throughput.py::*[[]published[]]",
     "benchmarks/test_throughput.py::*[[]accelerated[]]",
+    # A part of a day on a card: the contract holds strategies at the update.
+    "benchmarks/test_gpu_day.py::test_two_ranks*",
     # Inputs that are edited meanwhile, beyond one of each stage and kind.
     "integration/test_snapshot.py::test_a_param_edited_between*",
     "integration/test_hub_upload.py::test_publishing_converges*",

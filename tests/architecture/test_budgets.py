@@ -64,8 +64,3 @@ def test_there_is_no_more_to_read_than_was_agreed(tokens, what):
 def test_an_entry_brings_in_no_more_modules_than_was_agreed(start):
     imports = grimp.build_graph(*PRODUCT, cache_dir=None)
     assert 0 < len(imports.find_upstream_modules(start)) < MOST_MODULES[start]
-
-
-def test_comments_docstrings_and_line_ends_are_no_tokens_and_texts_are():
-    assert count_tokens('"""Prose."""\n\n# more\nx = (\n    1,\n)\n') == 6
-    assert count_tokens('def f():\n    """Prose."""\n    return "text"\n') == 7

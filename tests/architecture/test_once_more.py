@@ -25,6 +25,7 @@ def elsewhere(tmp_path, project, monkeypatch):
     """A folder of other tests as the current one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(project))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
 def run_on(text):

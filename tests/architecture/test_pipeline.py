@@ -13,11 +13,6 @@ def stages(project):
     return YAML(typ="safe", pure=True).load(project / "dvc.yaml")["stages"]
 
 
-def test_every_stage_is_one_module_of_tasks(stages, project):
-    modules = {file.stem for file in (project / "tasks").glob("*.py")} - {"__init__", "params"}
-    assert modules == set(stages)
-
-
 def test_every_stage_but_the_first_works_on_its_snapshot_and_depends_on_it(stages):
     for name, stage in stages.items():
         if name == "fingerprint":
@@ -83,13 +78,3 @@ def test_a_lock_pins_every_package_by_hash_and_names_no_host(project, name, fewe
     assert len(packages) > fewest
     assert len(re.findall(r"==.*\\\n    --hash=sha256:", lock)) == len(packages)
     assert "://" not in lock
-
-
-def test_the_set_up_installs_no_extra_and_the_extras_change_no_version_of_it(project):
-    pinned, extra = (
-        set(re.findall(r"^([a-z0-9.\-]+)==([^ ;\\]+)", (project / name).read_text(), flags=re.MULTILINE))
-        for name in ("requirements.lock", "requirements-extras.lock")
-    )
-    assert not {"wandb", "tensorboard"} & {name for name, _ in pinned}
-    assert {"wandb", "tensorboard"} <= {name for name, _ in extra}
-    assert {pair for pair in extra if pair[0] in dict(pinned)} <= pinned

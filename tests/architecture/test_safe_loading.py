@@ -47,31 +47,31 @@ def test_no_call_can_run_what_a_file_holds(folder, project):
     assert {file: found for file, found in faults.items() if found} == {}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "torch.load(file)",
-        "torch.load(file, weights_only=False)",
-        "torch.load(file, weights_only=safe)",
-        "pickle.load(file)",
-        "dist.broadcast_object_list(values, src=0)",
-        "torch.distributed.all_gather_object(values, value)",
-        "pickle.loads(raw)",
-        "pickle.Unpickler(file)",
-        "joblib.load(file)",
-        "pd.read_pickle(file)",
-        "np.load(file, allow_pickle=True)",
-        "yaml.load(file)",
-        "yaml.unsafe_load(file)",
-        "YAML(typ='unsafe')",
-        "YAML()",
-        "AutoConfig.from_pretrained(folder)",
-        "AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)",
-        "AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)",
-        "getattr(transformers, kind).from_config(config)",
-        "eval(text)",
-    ],
-)
+_UNSAFE = """
+torch.load(file)
+torch.load(file, weights_only=False)
+torch.load(file, weights_only=safe)
+pickle.load(file)
+dist.broadcast_object_list(values, src=0)
+torch.distributed.all_gather_object(values, value)
+pickle.loads(raw)
+pickle.Unpickler(file)
+joblib.load(file)
+pd.read_pickle(file)
+np.load(file, allow_pickle=True)
+yaml.load(file)
+yaml.unsafe_load(file)
+YAML(typ='unsafe')
+YAML()
+AutoConfig.from_pretrained(folder)
+AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+getattr(transformers, kind).from_config(config)
+eval(text)
+"""
+
+
+@pytest.mark.parametrize("source", _UNSAFE.strip().splitlines())
 def test_every_such_call_would_be_found(source):
     assert faults_of(source)
 

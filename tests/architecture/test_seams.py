@@ -23,8 +23,8 @@ SEAMS = {
 }
 """Folder -> what each of its files offers."""
 WORKLOADS = list_file_names("training/workloads")
-OTHERS_THERE = {"tasks/equivalence/reference": {"adapter", "update"}}
-"""Folder -> its files that are found by no name: they use those that are."""
+OTHERS_THERE = {"adapter", "update"}
+"""Files that are found by no name: they use those that are."""
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def test_every_file_of_a_seam_offers_what_its_protocol_says_and_one_that_offers_
         ]
     for folder, protocol in SEAMS.items():
         package, (module, _, name) = folder.replace("/", "."), protocol.rpartition(".")
-        for file in sorted(set(list_file_names(folder)) - OTHERS_THERE.get(folder, set())):
+        for file in sorted(set(list_file_names(folder)) - OTHERS_THERE):
             held = f"{package}_{file}".replace(".", "_")
             lines += [f"from {module} import {name}", f"import {package}.{file}"]
             lines += [f"{held}: {name} = {package}.{file}"]
@@ -51,12 +51,6 @@ def test_every_file_of_a_seam_offers_what_its_protocol_says_and_one_that_offers_
     told = subprocess.run(command, cwd=PROJECT, text=True, capture_output=True).stdout
     (error,) = re.findall(r"^.* error: .*", told, flags=re.MULTILINE)
     assert error.startswith(f"<string>:{len(lines)}: error: Incompatible types in assignment"), told
-
-
-def test_what_is_found_by_the_name_of_a_workload_has_one():
-    found = {folder: set(list_file_names(folder)) for folder in ("tasks/equivalence/reference", "tasks/data/slicing")}
-    assert found["tasks/equivalence/reference"] - OTHERS_THERE["tasks/equivalence/reference"] <= set(WORKLOADS)
-    assert found["tasks/data/slicing"] - {"tokens"} <= set(WORKLOADS)
 
 
 def test_every_folder_is_a_strategy_and_what_it_does_not_go_with_is_known():

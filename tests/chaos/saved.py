@@ -59,9 +59,9 @@ class Saved:
         """Of the parameters after these steps."""
         self._learn_checksums()
 
-    def copy(self, name="work"):
-        """Return a fresh copy of what was left, in place of the one of this name before it."""
-        folder = self.root / name
+    def copy(self):
+        """Return a fresh copy of what was left, in place of the one before it."""
+        folder = self.root / "work"
         shutil.rmtree(folder, ignore_errors=True)
         # Linked: nothing is ever written into a file of a checkpoint, so what was left stays what it was.
         return Path(shutil.copytree(self.root / "left", folder, copy_function=os.link))

@@ -1,7 +1,5 @@
 """On a GPU the host never waits for the device between log points."""
 
-import importlib
-
 import pytest
 import torch
 
@@ -10,6 +8,8 @@ from tests.tiny import make_config, make_slice, make_tiny_model
 from training.data.batches import open_slice
 from training.data.plan import make_micro_batches, plan_segment
 from training.process.distributed import join_ranks
+from training.strategies.single import step as single
+from training.workloads import causal_lm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -40,8 +40,6 @@ def test_no_step_waits_for_the_device(strategy, workload, packing, precision, on
 def test_packed_rows_have_the_gradient_that_each_has_alone(on_gpu, tmp_path):
     slice_dir = make_slice(tmp_path / "slice", num_rows=12, min_len=2)
     model_dir = make_tiny_model(tmp_path / "model")
-    workload = importlib.import_module("training.workloads.causal_lm")
-    single = importlib.import_module("training.strategies.single.step")
     gradients = []
     for packing in (False, True):
         told = make_config(
@@ -49,7 +47,7 @@ def test_packed_rows_have_the_gradient_that_each_has_alone(on_gpu, tmp_path):
             micro_batch_size=12, global_batch_size=12,
         )  # fmt: skip
         config = read_told(told, tmp_path)
-        replica = single.STRATEGY.build(workload.load_model(model_dir), workload, config, on_gpu).replica
+        replica = single.STRATEGY.build(causal_lm.load_model(model_dir), causal_lm, config, on_gpu).replica
         source = open_slice(slice_dir)
         plan = plan_segment(
             source.lengths(32), seed=1, epoch=1, rows="0-12", global_batch_size=12, micro_batch_size=12,

@@ -1,38 +1,29 @@
 """Pickles that touch a canary file when they are loaded, in every wrapping that a file of ours could have."""
 
 import io
-import os
 import pickle
-import tarfile
 import zipfile
 
 import torch
 
 
-class Call:
-    """Pickles as a call: whoever loads it makes the call."""
+class _Call:
+    """Pickles as a call of eval: whoever loads it makes the call."""
 
-    def __init__(self, function, *arguments):
-        self._call = (function, arguments)
+    def __init__(self, code):
+        self._code = code
 
     def __reduce__(self):
-        return self._call
+        return eval, (self._code,)
 
 
-def touching(canary, *, by="system"):
+def touching(canary):
     """Return what touches the canary when it is unpickled."""
-    code = f"open({str(canary)!r}, 'w').close()"
-    calls = {
-        "system": Call(os.system, f"touch {canary}"),
-        "eval": Call(eval, code),
-        "exec": Call(exec, code),
-        "nested": Call(list, [Call(dict, [("a", Call(eval, code))])]),
-    }
-    return calls[by]
+    return _Call(f"open({str(canary)!r}, 'w').close()")
 
 
 def plain(value):
-    """Return the value as a bare pickle: also what joblib writes, and the .metadata of a distributed checkpoint."""
+    """Return the value as a bare pickle, such as the .metadata of a distributed checkpoint."""
     return pickle.dumps(value, protocol=2)
 
 
@@ -47,18 +38,6 @@ def saved_as_before(value):
     """Return what torch.save made of it before torch 1.6: several pickles, one after another."""
     stream = io.BytesIO()
     torch.save(value, stream, _use_new_zipfile_serialization=False)
-    return stream.getvalue()
-
-
-def in_tar(value):
-    """Return a tar of pickles, as torch wrote before 0.1.10."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        for name in ("sys_info", "pickle", "storages", "tensors"):
-            raw = plain(value)
-            entry = tarfile.TarInfo(name)
-            entry.size = len(raw)
-            archive.addfile(entry, io.BytesIO(raw))
     return stream.getvalue()
 
 

@@ -1,5 +1,6 @@
 """Which cards can be had, and what is counted on them; the C sources are given both as a header."""
 
+import json
 from typing import NamedTuple
 
 NUM_DEVICES = 8
@@ -31,21 +32,14 @@ class Card(NamedTuple):
     """Limit."""
 
 
-CARDS = {
-    "H100-80": Card(
-        "NVIDIA H100 80GB HBM3", (9, 0), 85_024_112_640, 81_559, 132, 2048, 232_448, 50 * 2**20, 1980, 2619, 5120, 700
-    ),
-    "A100-80": Card(
-        "NVIDIA A100-SXM4-80GB", (8, 0), 84_987_740_160, 81_920, 108, 2048, 166_912, 40 * 2**20, 1410, 1593, 5120, 400
-    ),
-    "H200": Card(
-        "NVIDIA H200", (9, 0), 150_119_383_040, 143_771, 132, 2048, 232_448, 50 * 2**20, 1980, 3201, 6144, 700
-    ),
-    "4090": Card(
-        "NVIDIA GeForce RTX 4090", (8, 9), 25_386_352_640, 24_564, 128, 1536, 101_376, 72 * 2**20, 2520, 10501, 384, 450
-    ),
-    "T4": Card("Tesla T4", (7, 5), 15_655_829_504, 15_360, 40, 1024, 65_536, 4 * 2**20, 1590, 5001, 256, 70),
-}
+_CARDS = """{
+"H100-80": ["NVIDIA H100 80GB HBM3", [9, 0], 85024112640, 81559, 132, 2048, 232448, 52428800, 1980, 2619, 5120, 700],
+"A100-80": ["NVIDIA A100-SXM4-80GB", [8, 0], 84987740160, 81920, 108, 2048, 166912, 41943040, 1410, 1593, 5120, 400],
+"H200": ["NVIDIA H200", [9, 0], 150119383040, 143771, 132, 2048, 232448, 52428800, 1980, 3201, 6144, 700],
+"4090": ["NVIDIA GeForce RTX 4090", [8, 9], 25386352640, 24564, 128, 1536, 101376, 75497472, 2520, 10501, 384, 450],
+"T4": ["Tesla T4", [7, 5], 15655829504, 15360, 40, 1024, 65536, 4194304, 1590, 5001, 256, 70]
+}"""
+CARDS = {key: Card(name, tuple(capability), *others) for key, (name, capability, *others) in json.loads(_CARDS).items()}
 
 COUNTED = ("waits", "launches", "collectives", "plans", "device_allocations", "host_allocations")
 """Of a process: waits of the host for the device; kernels; calls of NCCL; plans of cuDNN; calls of the allocators."""

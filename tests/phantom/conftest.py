@@ -32,12 +32,11 @@ def phantom_warm(phantom):
     """The folder `bin` of an environment whose processes start at once and have the phantom loaded."""
     # DeepSpeed asks for the kind of device when it is imported, and for no device.
     given = {**phantom.environment(), "DS_ACCELERATOR": "cuda"}
-    with warm_environment(given, modules=[*HEAVY, *_list_installed()]) as programs:
+    installed = [name for name in _IMPORTED if find_spec(name.partition(".")[0])]
+    # Of few processes of this folder, and seconds of each set-up.
+    heavy = [name for name in HEAVY if not name.startswith("mlflow")]
+    with warm_environment(given, modules=[*heavy, *installed]) as programs:
         yield programs
-
-
-def _list_installed():
-    return [name for name in _IMPORTED if find_spec(name.partition(".")[0])]
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ import torch
 from tests.gpu.steps import WORKLOADS, run_steps_without_waiting
 from training.process.distributed import join_ranks
 
-STRATEGIES = ("single", "ddp", "zero1", "fsdp2")
-_WITHOUT_FP16 = ("zero1", "fsdp2")
-"""Run in one precision: what they do otherwise than ddp is the same in each."""
+RUNS = [("fp16", "ddp"), ("bf16", "ddp"), ("fp32", "single")]
+"""Precision and strategy; others than these are in tests/phantom/test_waits.py."""
 A_WAIT = "a number that is read"
 """For comparison: what a step that waits would come to."""
 
@@ -25,11 +24,8 @@ def main(folder):
     """Write what was run to standard output."""
     found = {}
     alone = type("Config", (), {"world_size": 1, "device": "cuda", "oversubscribe": False})()
-    precisions = ["fp16", "fp32", "bf16"]
     with join_ranks(alone) as ranks:
-        for (workload, packing), precision, strategy in itertools.product(WORKLOADS, precisions, STRATEGIES):
-            if strategy in _WITHOUT_FP16 and precision != precisions[-1]:
-                continue
+        for (workload, packing), (precision, strategy) in itertools.product(WORKLOADS, RUNS):
             name = f"{workload}, packing {packing}, {precision} {strategy}"
             try:
                 facts = run_steps_without_waiting(

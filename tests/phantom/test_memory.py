@@ -3,12 +3,13 @@
 import json
 
 import pytest
+from ruamel.yaml import YAML
 
 from tasks.machine.gpu_checks import compute_needed_gib
 from tests.gpu.steps import read_told
 from tests.phantom.cards import CARDS, CONTEXT_BYTES
 from tests.phantom.counts import read_counts
-from tests.phantom.true_models import MODELS, NUM_PARAMETERS, make_true_case
+from tests.phantom.true_models import NUM_PARAMETERS, make_true_case
 from tests.processes import run_python
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import facts_of, start_ranks
@@ -69,16 +70,20 @@ def test_a_rehearsal_of_two_ranks_is_within_5_percent_of_what_their_training_rec
     assert step.total_bytes / 2**30 == pytest.approx(recorded, rel=0.05)
 
 
-_CASES = [
-    *(("H100-80", model, {"precision": "bf16"}) for model in MODELS if model != "Qwen2-0.5B"),
-    ("A100-80", "Qwen2-0.5B", {"precision": "bf16", "packing": False, "activation_checkpointing": "layers"}),
-    ("A100-80", "Llama-3.2-1B", {"precision": "bf16", "micro_batch_size": 64}),
-    ("H200", "OPT-1.3B", {"precision": "bf16", "micro_batch_size": 64, "packing": False}),
-    ("4090", "Qwen2-0.5B", {"precision": "bf16"}),
-    ("4090", "BERT-base", {"precision": "fp32"}),
-    ("T4", "Qwen2-0.5B", {"precision": "fp16", "micro_batch_size": 4}),
-    ("T4", "ResNet18", {"precision": "fp16", "strategy": "ddp"}),
-]
+_TEXT = """
+- [H100-80, Llama-3.2-1B, {precision: bf16}]
+- [H100-80, OPT-1.3B, {precision: bf16}]
+- [H100-80, BERT-base, {precision: bf16}]
+- [H100-80, ResNet18, {precision: bf16}]
+- [A100-80, Qwen2-0.5B, {precision: bf16, packing: false, activation_checkpointing: layers}]
+- [A100-80, Llama-3.2-1B, {precision: bf16, micro_batch_size: 64}]
+- [H200, OPT-1.3B, {precision: bf16, micro_batch_size: 64, packing: false}]
+- ["4090", Qwen2-0.5B, {precision: bf16}]
+- ["4090", BERT-base, {precision: fp32}]
+- [T4, Qwen2-0.5B, {precision: fp16, micro_batch_size: 4}]
+- [T4, ResNet18, {precision: fp16, strategy: ddp}]
+"""
+_CASES = YAML(typ="safe", pure=True).load(_TEXT)
 
 
 def _rehearse_gib(folder, card, model, **changes):

@@ -1,15 +1,10 @@
-"""What a rank does to tell where the host waits for its card in a step: `main` is an entry of ForkedRanks.
+"""What a rank does to tell how often the host waits for its card in a step: `main` is an entry of ForkedRanks.
 
-Each rank writes waits-RANK.json: of every step of the segment, how often the host waited, as the phantom counts it, and
-how often in which function, as torch's sync check has it, which knows of no event that is waited for.
+Each rank writes waits-RANK.json: of every step of the segment, how often the host waited, as the phantom counts it.
 """
 
 import os
 import sys
-import traceback
-import warnings
-from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -20,10 +15,6 @@ from training.config import read_config
 from training.data.batches import prefetch_micro_batches
 from training.process.distributed import join_ranks
 from training.process.files import write_json
-
-_MESSAGE = "called a synchronizing CUDA operation"
-_LOOKED_AT = ("/training/", "/deepspeed/")
-"""Parts of the paths of files whose functions are named."""
 
 
 def main():
@@ -36,10 +27,8 @@ def main():
         found = []
         for step, micro_batches, _ in prefetch_micro_batches(make, range(1, plan.num_steps + 1), ranks.device):
             before = _count_waits()
-            with _note_functions() as functions:
-                num_targets = plan.step(step).num_targets
-                trainer.train_step(micro_batches, num_targets=num_targets, learning_rate=1e-3)
-            found.append({"waits": _count_waits() - before, "functions": dict(functions)})
+            trainer.train_step(micro_batches, num_targets=plan.step(step).num_targets, learning_rate=1e-3)
+            found.append(_count_waits() - before)
         write_json(config.work_dir / f"waits-{ranks.rank}.json", found)
     return 0
 
@@ -47,23 +36,3 @@ def main():
 def _count_waits():
     (own,) = (one for one in read_counts(Path(os.environ["PHANTOM_COUNTS"])) if one.pid == os.getpid())
     return own.waits
-
-
-@contextmanager
-def _note_functions():
-    """Yield how often which function makes the host wait, while inside."""
-    found = Counter()
-
-    def note(message, *_, **__):
-        if _MESSAGE in str(message):
-            frames = [one for one in traceback.extract_stack() if any(part in one.filename for part in _LOOKED_AT)]
-            found[f"{Path(frames[-1].filename).stem}.{frames[-1].name}"] += 1
-
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.showwarning = note
-            yield found
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
