@@ -1,19 +1,17 @@
 """What the stage `measure` does beside timing: updates of steps that weak scaling times and nothing trains."""
 
-import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from tasks.inputs.snapshot import Snapshot
-from tasks.measure import Inputs, _check_updates
+from tasks.measure import _check_updates
 from tasks.params import load_params
 from tasks.process.failure import PreemptedError
 from tasks.process.lock import lock_machine, make_lock_name
-from tasks.records.manifests import BaseModelManifest
 from tests.conftest import PROJECT
 from tests.machines import make_machine
-from tests.museum.project import Size, change_params, make_project, run_stage, start_training
+from tests.museum.project import CELLS, Size, change_params, make_project, run_stage, start_training
 from tests.museum.stage_process import StageFailedError
 
 pytestmark = pytest.mark.slow
@@ -30,16 +28,11 @@ def project(tmp_path):
 def test_updates_of_the_larger_steps_of_weak_scaling_are_made_and_computed_twice(
     precision, steps, project, tmp_path, starts_warm
 ):
-    change_params(project, {"measure.scaling": "weak", "train.precision": precision})
-    content = json.loads((project / "params.yaml").read_bytes())
-    for cell in content["cells"].values():
-        cell["launcher"] = "torchrun"
-    (tmp_path / "params.yaml").write_text(json.dumps(content))
-    model = project / "data/base_model"
-    inputs = Inputs(
-        snapshot=Snapshot(None), params=load_params(tmp_path / "params.yaml", looks_at_data=False), model_dir=model,
-        base_model=BaseModelManifest.read(model), machine=make_machine(), rows=[project / "data/slices/0-61"],
-        slices=project / "data/slices", rows_digests={}, trial=None,
+    launchers = {f"cells.{cell}.launcher": "torchrun" for cell in CELLS}
+    change_params(project, launchers | {"measure.scaling": "weak", "train.precision": precision})
+    inputs = SimpleNamespace(
+        params=load_params(project / "params.yaml", looks_at_data=False), model_dir=project / "data/base_model",
+        machine=make_machine(), rows=[project / "data/slices/0-61"],
     )  # fmt: skip
     found = _check_updates(inputs, "2proc", 16, tmp_path / "work", threading.Event())
     # 41 rows: two steps of 16, and one of a partial batch; or all 61, should steps be skipped.

@@ -3,10 +3,13 @@
 import functools
 import os
 import time
+from unittest import mock
 
 from tests.mutants.patching import Patch
 
-_ADD, _CLIP = "training.step.replica:Replica.forward_backward", "training.step.replica:Replica._clip_whole"
+_LOOP, _REPLICA, _WINDOW = "training.loop", "training.step.replica:Replica", "training.record.window:Window"
+_PROCESS = "tasks.equivalence.reference.update:OneProcess"
+_UPDATE, _RUN = f"{_REPLICA}.optimizer_step", "training.strategies.ddp.step:Ddp._accumulate_gradient"
 
 
 def _refuse_samples(of, *given, **named):
@@ -22,22 +25,9 @@ def _wait_first(of, *given, **named):
     return of(*given, **named)
 
 
-OTHERS = {
-    "no memory on the ranks": Patch(_ADD, _refuse_samples),
-    "no memory in the one process": Patch(
-        "tasks.equivalence.reference.update:OneProcess._compute_micro_batch_gradient", _refuse_samples
-    ),
-    "slow process": Patch("tasks.equivalence.replay:check_update", _wait_first),
-}
-
-
-def _scale_gradient(of, step, micro_batches, *, weight, factor, ranks=("0", "1")):
+def _scale_gradient(of, step, micro_batches, *, weight, factor, ranks="01"):
     is_changed = os.environ.get("RANK", "0") in ranks
     return of(step, micro_batches, weight=weight * factor if is_changed else weight)
-
-
-def _change_rate(of, replica, learning_rate):
-    return of(replica, 1.1 * learning_rate)
 
 
 def _make_no_update(of, replica, learning_rate):
@@ -55,49 +45,42 @@ def _empty_moments(of, replica, learning_rate):
 
 
 _emptied = []
-_RUN, _UPDATE = "training.strategies.ddp.step:Ddp._accumulate_gradient", "training.step.replica:Replica.optimizer_step"
-LATE = {
-    "rank 1's gradient thrown away": Patch(_RUN, functools.partial(_scale_gradient, factor=0.0, ranks=("1",))),
-    "gradient halved": Patch(_RUN, functools.partial(_scale_gradient, factor=0.5)),
-    "learning rate of 1.1 times the recorded one": Patch(_UPDATE, _change_rate),
-    "no update": Patch(_UPDATE, _make_no_update),
-    "moments emptied once": Patch(_UPDATE, _empty_moments),
-}
-"""What is tried from a late step on."""
 
 
-def _round_weights(of, *given):
+def _round_weights(*given):
     """Round the weights of a strategy that is given, or of a launch's, to 16 bit."""
     import torch
 
+    with torch.no_grad():
+        for part in (part for owner in given if hasattr(owner, "replica") for part in owner.replica.parameters):
+            part.copy_(part.bfloat16().float())
+
+
+def _round_after(of, *given):
     found = of(*given)
-    for replica in [part.replica for part in given if hasattr(part, "replica")]:
-        with torch.no_grad():
-            for part in replica.parameters:
-                part.copy_(part.bfloat16().float())
+    _round_weights(*given)
     return found
 
 
-def _round_first(of, *given, **named):
-    _round_weights(lambda *_: None, *given)
+def _round_before(of, *given, **named):
+    _round_weights(*given)
     return of(*given, **named)
 
 
 _kept = []
-_drops = []
+"""Whose gradient the last update left there."""
 
 
-def _while_kept(of, *given):
-    _kept.append(True)
-    try:
-        return of(*given)
-    finally:
-        _kept.pop()
+def _keep_gradient(of, replica, learning_rate):
+    _kept[:] = [replica]
+    with mock.patch.object(replica, "zero_grad"):
+        return of(replica, learning_rate)
 
 
-def _drop_when_opened(of, launch, strategy, *more):
-    _drops[:] = [strategy.replica.zero_grad]
-    return of(launch, strategy, *more)
+def _drop_gradient(of, window):
+    of(window)
+    for replica in _kept:
+        replica.zero_grad()
 
 
 _whole = []
@@ -121,23 +104,23 @@ def _go_whole(of, window, **named):
     return of(window, **named)
 
 
-BETWEEN = {
-    "weights rounded in the warm-up": Patch("training.loop:_warm_up", _round_weights),
-    "weights rounded before they are saved": Patch("training.loop:_finish", _round_first),
-}
+BETWEEN = ("weights rounded in the warm-up", "weights rounded before they are saved")
 """What changes the state where no step does."""
-BEFORE_A_STEP = {
-    "weights rounded by an evaluation": Patch("training.loop:_evaluate", _round_weights),
-    "weights rounded by a checkpoint": Patch("training.loop:_save_partial", _round_weights),
+PATCHES = {
+    "no memory on the ranks": [Patch(f"{_REPLICA}.forward_backward", _refuse_samples)],
+    "no memory in the one process": [Patch(f"{_PROCESS}._compute_micro_batch_gradient", _refuse_samples)],
+    "slow process": [Patch("tasks.equivalence.replay:check_update", _wait_first)],
+    # Tried from a late step on.
+    "rank 1's gradient thrown away": [Patch(_RUN, functools.partial(_scale_gradient, factor=0.0, ranks="1"))],
+    "gradient halved": [Patch(_RUN, functools.partial(_scale_gradient, factor=0.5))],
+    "learning rate of 1.1 times the recorded one": [Patch(_UPDATE, lambda of, replica, rate: of(replica, 1.1 * rate))],
+    "no update": [Patch(_UPDATE, _make_no_update)],
+    "moments emptied once": [Patch(_UPDATE, _empty_moments)],
+    BETWEEN[0]: [Patch(f"{_LOOP}:_warm_up", _round_after)],
+    BETWEEN[1]: [Patch(f"{_LOOP}:_finish", _round_before)],
+    # Before a step.
+    "weights rounded by an evaluation": [Patch(f"{_LOOP}:_evaluate", _round_after)],
+    "weights rounded by a checkpoint": [Patch(f"{_LOOP}:_save_partial", _round_after)],
+    "gradient dropped at log points alone": [Patch(_UPDATE, _keep_gradient), Patch(f"{_WINDOW}.open", _drop_gradient)],
+    "half of the update made, the rest at log points": [Patch(_UPDATE, _go_half), Patch(f"{_WINDOW}.close", _go_whole)],
 }
-PATCHES = {key: [patch] for key, patch in (OTHERS | LATE | BETWEEN | BEFORE_A_STEP).items()}
-PATCHES["gradient dropped at log points alone"] = [
-    Patch("training.step.replica:Replica.optimizer_step", _while_kept),
-    Patch("training.step.replica:Replica.zero_grad", lambda of, replica: None if _kept else of(replica)),
-    Patch("training.loop:train_segment", _drop_when_opened),
-    Patch("training.record.window:Window.open", lambda of, window: (of(window), [drop() for drop in _drops])[0]),
-]
-PATCHES["half of the update made, the rest at log points"] = [
-    Patch("training.step.replica:Replica.optimizer_step", _go_half),
-    Patch("training.record.window:Window.close", _go_whole),
-]

@@ -8,13 +8,12 @@ import torch
 from tasks.equivalence.differences import FP32_EPS, MARGIN, Differences, compare_numbers
 
 
-def _differ(found, expected, since, *others):
+def _differ(*tensors):
+    """Return the differences of tensors of one number each: found, expected, before, and others that are as right."""
     differences = Differences()
-    for place, values in enumerate(zip(found, expected, since, strict=True)):
-        mine, its, before = (torch.tensor([value]) for value in values)
-        differences.add(
-            "abc"[place], mine, its, since=before, others=[torch.tensor([one[place]]) for one in others]
-        )  # fmt: skip
+    for name, values in zip("abc", zip(*tensors, strict=True), strict=False):
+        mine, its, since, *others = (torch.tensor([value]) for value in values)
+        differences.add(name, mine, its, since=since, others=others)
     return differences
 
 
@@ -38,10 +37,10 @@ def test_ten_times_the_largest_floor_is_allowed_and_other_kernels_are_held_by_th
     found = _differ([1.0], [1.0], [0.0], [1.0 + 2**-10], [1.0 + 2**-5])
     assert found.compare().tolerance == pytest.approx(MARGIN * 2**-5)
     compared = found.compare(num_orders=1, kernel_margin=3.0)
-    assert compared.tolerance == pytest.approx(3 * 2**-5)
-    assert compared.noise_floor == pytest.approx(2**-5)
-    assert _differ([1.0], [1.0], [0.0], [1.0]).compare().tolerance == MARGIN * FP32_EPS
-    assert _differ([1.0], [1.0], [0.0], [1.0]).compare(rounding=1e-4).tolerance == pytest.approx(1e-3)
+    assert (compared.tolerance, compared.noise_floor) == pytest.approx((3 * 2**-5, 2**-5))
+    equal = _differ([1.0], [1.0], [0.0], [1.0])
+    assert equal.compare().tolerance == MARGIN * FP32_EPS
+    assert equal.compare(rounding=1e-4).tolerance == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(("factor", "noise", "is_lost"), [(0.4, 1e-2, True), (0.6, 1e-2, False), (0.0, 1.0, False)])

@@ -4,42 +4,44 @@ import pytest
 
 from tasks.equivalence.draw import draw_updates
 
-NAMES = ["2proc 0-500 epoch 1", "2proc 0-500 epoch 2", "2proc 500-1300 epoch 1", "2proc 500-1300 epoch 2"]
+DEFAULT, PARTIAL = [32, 32, 50, 50], {"are_partial": [True, True, False, False]}
 
 
-PARTIAL = [True, True, False, False]
+def draw(sizes, *, updates=12, seed=1, **more):
+    """Return what is drawn of segments of so many steps, and all steps of each."""
+    names = [f"segment {place}" for place in range(len(sizes))]
+    drawn = draw_updates(names, sizes, updates=updates, seed=seed, **more)
+    return drawn, [one.required + one.optional for one in drawn]
 
 
 def test_twelve_are_drawn_over_the_steps_of_the_default_comparison():
-    drawn = draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=1, are_partial=PARTIAL)
-    assert [len(one.required + one.optional) for one in drawn] == [3, 2, 4, 3]
+    drawn, steps = draw(DEFAULT, **PARTIAL)
     assert all(len(one.required) >= 2 for one in drawn)
     assert (drawn[0].required[0], drawn[0].required[-1], drawn[-1].required[-1]) == (1, 32, 50)
-    for one, size in zip(drawn, [32, 32, 50, 50], strict=True):
-        steps = one.required + one.optional
-        assert len(set(steps)) == len(steps)
-        assert set(steps) <= set(range(1, size + 1))
-    assert drawn == draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=1, are_partial=PARTIAL)
-    assert drawn != draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=2, are_partial=PARTIAL)
-    plain = draw_updates(NAMES, [32, 32, 50, 50], updates=12, seed=1)
-    assert [len(one.required + one.optional) for one in plain] == [2, 2, 4, 4]
+    for its, size in zip(steps, DEFAULT, strict=True):
+        assert len({*its} & {*range(1, size + 1)}) == len(its)
+    assert drawn == draw(DEFAULT, **PARTIAL)[0] != draw(DEFAULT, seed=2, **PARTIAL)[0]
 
 
 def test_one_more_segment_leaves_the_draws_before_it_as_far_as_they_go():
-    before, after = (draw_updates(NAMES[:size], [40] * size, updates=12, seed=1) for size in (2, 3))
-    assert len(before[0].required + before[0].optional) == 6
-    assert len(after[0].required + after[0].optional) == 4
-    for old, new in zip(before[:1], after[:1], strict=True):
-        assert set(new.required + new.optional) <= set(old.required + old.optional)
+    before, after = (draw([40] * number)[1][0] for number in (2, 3))
+    assert (len(before), len(after)) == (6, 4)
+    assert {*after} <= {*before}
 
 
-@pytest.mark.parametrize(("sizes", "updates", "numbers"), [
-    ([1], 12, [1]), ([2, 1], 12, [2, 1]), ([100] * 10, 12, [2] * 10), ([1000, 10], 12, [11, 2]), ([5, 5], 0, [0, 0]),
-    ([9], 1, [3]),
-])  # fmt: skip
-def test_no_segment_is_left_out_and_none_has_more_than_its_steps(sizes, updates, numbers):
-    drawn = draw_updates([f"segment {place}" for place in range(len(sizes))], sizes, updates=updates, seed=0)
-    assert [len(one.required + one.optional) for one in drawn] == numbers
+@pytest.mark.parametrize(
+    ("sizes", "how", "numbers"),
+    [
+        (DEFAULT, PARTIAL, [3, 2, 4, 3]),
+        (DEFAULT, {}, [2, 2, 4, 4]),
+        ([2, 1], {}, [2, 1]),
+        ([1000, 10], {}, [11, 2]),
+        ([5, 5], {"updates": 0}, [0, 0]),
+        ([9], {"updates": 1}, [3]),
+    ],
+)
+def test_no_segment_is_left_out_and_none_has_more_than_its_steps(sizes, how, numbers):
+    assert list(map(len, draw(sizes, **how)[1])) == numbers
 
 
 def test_every_step_but_the_first_and_the_last_is_drawn_equally_often():
@@ -55,11 +57,10 @@ def test_every_step_but_the_first_and_the_last_is_drawn_equally_often():
 
 @pytest.mark.parametrize("sizes", [[20], [20, 20], [20, 20, 20], [4] * 6])
 def test_where_checks_take_long_one_of_each_segment_is_still_drawn_by_chance(sizes):
-    names = [f"segment {place}" for place in range(len(sizes))]
-    found = [draw_updates(names, sizes, updates=12, seed=seed) for seed in range(9)]
-    for drawn in found:
+    for seed in range(9):
         by_chance = [
-            {*drawn[place].required} - ({1, size} if place == 0 else {size}) for place, size in enumerate(sizes)
+            {*one.required} - ({1, size} if place == 0 else {size})
+            for place, (one, size) in enumerate(zip(draw(sizes, seed=seed)[0], sizes, strict=True))
         ]
         assert all(by_chance)
         assert sum(map(len, by_chance)) >= 4

@@ -17,21 +17,18 @@ def test_an_order_or_a_rate_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_p
     outputs = read()
     for cell in params["cells"]:
         order, rate = check_steps(outputs, cell).problems
-        assert (order.code, rate.code) == ("other_order", "other_learning_rate")
-        assert rate.numbers == {"where": f"{cell} 0-8 epoch 1", "rate": 2e-3, "step": 2, "asked_for": 1e-3}
+        assert (order.code, rate.code, rate.numbers["step"]) == ("other_order", "other_learning_rate", 2)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
 @pytest.mark.parametrize(("warmup_steps", "num_steps"), [(0, 1), (0, 7), (3, 7), (7, 7), (9, 7)])
-@pytest.mark.parametrize("floor", [0.0, 0.1])
-def test_the_second_computation_gives_what_training_takes(schedule, warmup_steps, num_steps, floor):
+def test_the_second_computation_gives_what_training_takes(schedule, warmup_steps, num_steps):
     def compute(span, **part):
-        changed = {"warmup_steps": warmup_steps, "schedule_floor": floor, "schedule": schedule, "schedule_span": span}
-        train = PARAMS["train"] | changed | {"decay_steps": 3}
-        return compute_learning_rates(Params.model_validate(PARAMS | {"train": train}), **part)
+        changed = how | {"schedule_floor": 0.1, "schedule_span": span}
+        return compute_learning_rates(Params.model_validate(PARAMS | {"train": PARAMS["train"] | changed}), **part)
 
-    how = {"peak": 2e-3, "schedule": schedule, "warmup_steps": warmup_steps, "floor": floor, "decay_steps": 3}
-    taken = [compute_learning_rate(step, num_steps, **how) for step in range(1, num_steps + 1)]
+    how = {"schedule": schedule, "warmup_steps": warmup_steps, "decay_steps": 3}
+    taken = [compute_learning_rate(step, num_steps, peak=2e-3, floor=0.1, **how) for step in range(1, num_steps + 1)]
     np.testing.assert_allclose(compute("segment", num_steps=num_steps), taken, rtol=1e-12)
     # The same in two parts, of a schedule that runs over both.
     first = num_steps // 2
@@ -46,10 +43,10 @@ def test_timed_rows_as_long_as_those_of_the_whole_training_pass_and_longer_ones_
     write_blocks(tmp_path)
     expect(check_timed_rows, "passed")
     write_blocks(tmp_path, arm_blocks("2proc", turn=None, num_tokens=36))
-    expect(check_timed_rows, "more_tokens", within=0.035, apart=0.143, most_apart=0.1)
+    expect(check_timed_rows, "more_tokens", within=0.035, apart=0.143)
     # A step of few rows, padded to the length of all packs: how far apart follows from tokens, not from padding.
     edit_steps(tmp_path, "2proc", num_tokens=16, num_padding_tokens=1600)
-    expect(check_timed_rows, "more_tokens", within=0.05, most_apart=0.1)
+    expect(check_timed_rows, "more_tokens")
     # A step of long rows in packs of one length.
     edit_steps(tmp_path, "2proc", num_tokens=32, num_padding_tokens=0)
     expect(check_timed_rows, "passed")

@@ -40,7 +40,7 @@ def expect_of(params, read):
         ({}, PASSED | {"measured_over_trained": 1.0}),
         ({"cell": "1proc"}, PASSED),
         # A machine drifts, alike for both or by a tenth.
-        *(({"times": times}, PASSED) for times in ((1.4, 1.4), (1.1, 1), (1, 1.1), (1, 0.91))),
+        *(({"times": times}, PASSED) for times in ((1.4, 1.4), (1.1, 1), (1, 0.91))),
         # A wait in the timed step of the baseline, or blocks of another cell altogether.
         *(({"times": times}, REFUTED | {"measured": SPEEDUP}) for times in ((1.43 / 1.95, 1), (1, 0.55), (1, 1.43))),
         ({"cell": "1proc", "times": (0.4, 1)}, {"code": "other_seconds", "apart": 2.55}),
@@ -66,8 +66,10 @@ def test_published_figures_that_the_turns_do_not_give_fail(tmp_path, expect_of):
     expect_of(code="other_speedup", published=SPEEDUP * 1.36, counted=SPEEDUP)
     # The step times and rates are of blocks, too.
     told = write_blocks(tmp_path)
-    write_blocks(tmp_path, arm_blocks("2proc", turn=None, seconds=0.02), speeds=told.speeds)
-    problems = {one.code: one.numbers for one in expect_of(code="clocks_apart").problems}
+    apart = arm_blocks("2proc", turn=None, seconds=0.02, step_seconds=[[0.03, 0.03], [0.03, 0.02]])
+    write_blocks(tmp_path, apart, speeds=told.speeds)
+    found = expect_of(code="clocks_apart", seconds=0.4, step_seconds=1.2)
+    problems = {one.code: one.numbers for one in found.problems}
     assert {"other_throughput", "other_step_time"} <= problems.keys()
     assert problems["other_step_time"]["counted"] == pytest.approx(0.01)
 
@@ -88,14 +90,14 @@ def test_only_late_and_quiet_steps_of_the_training_count_and_none_is_not_checked
     # A slow start; others who slowed every second late step down, and were seen or not; then all.
     slow, loud = np.r_[np.full(40, 3.0), np.ones(40)], np.where(np.arange(80) % 2, 0.5, 0.0)
     for times, share, code in (
-        (slow, np.zeros(80), "passed"),
-        (1 + 2 * loud, np.zeros(80), "speedup_not_borne_out"),
+        (slow, 0, "passed"),
+        (1 + 2 * loud, 0, "speedup_not_borne_out"),
         (1 + 2 * loud, loud, "passed"),
-        (1 + 2 * loud, np.full(80, 0.5), "training_beside_others"),
+        (1 + 2 * loud, 0.5, "training_beside_others"),
     ):
         give_steps(outputs, **{"1proc": SECONDS["1proc"] * np.ones(80), "2proc": SECONDS["2proc"] * times})
         run = outputs.runs["2proc"]
-        run.__dict__["steps"] = replace(run.steps, others_share=share)
+        run.__dict__["steps"] = replace(run.steps, others_share=share + np.zeros(80))
         outcome = "not checked" if code == "training_beside_others" else "failed"
         require(check_blocks_against_training(outputs, "2proc"), code, outcome=outcome)
 
@@ -154,14 +156,10 @@ def test_a_larger_step_scales_no_worse_than_the_trained_one_and_at_best_as_its_r
 
 def test_turns_that_are_missing_among_the_blocks_fail(tmp_path, expect_of):
     """Whoever leaves out slow turns, or puts other blocks in their place, has not as many in a row as were run."""
-    for left_out, known in (
-        ({7}, {"code": "turn_missing", "turn": 7, "before": 6, "after": 8}),
-        (range(1, 6), {"code": "turns_missing", "turns": 15, "launches": 3, "turns_run": 20, "launches_run": 4}),
-    ):
-        mine = arm_blocks("2proc")
-        mine.blocks[:] = [one for one in mine.blocks if one.turn not in left_out]
-        write_blocks(tmp_path, mine)
-        expect_of(**known)
+    mine = arm_blocks("2proc")
+    del mine.blocks[:5]
+    write_blocks(tmp_path, mine)
+    expect_of(code="turns_missing", turns=15, launches=3, turns_run=20, launches_run=4)
 
 
 def test_blocks_of_another_measurement_are_refused(tmp_path, read):
@@ -174,8 +172,3 @@ def test_blocks_of_another_measurement_are_refused(tmp_path, read):
 def test_blocks_of_the_waterfall_alone_bear_out_no_speedup(tmp_path, params, expect_of):
     write_blocks(tmp_path, *(arm_blocks(name).model_copy(update={"phase": "waterfall"}) for name in params["cells"]))
     expect_of(code="no_blocks", outcome="not checked")
-
-
-def test_a_block_that_took_another_time_than_its_steps_fails(tmp_path, expect_of):
-    write_blocks(tmp_path, arm_blocks("2proc", turn=None, step_seconds=[[0.03, 0.03], [0.03, 0.02]]))
-    expect_of(code="clocks_apart", seconds=1.7136, step_seconds=1.2)

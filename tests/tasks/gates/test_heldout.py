@@ -1,7 +1,5 @@
 """Held-out rows are none that was learned from, and what was evaluated is what was trained."""
 
-import json
-
 import pytest
 
 from tasks.gates.heldout import check_evaluated_weights, check_heldout_rows
@@ -16,24 +14,24 @@ def test_held_out_rows_of_other_numbers_that_repeat_what_is_trained_on_are_not_h
     expect(check_heldout_rows, code)
 
 
-@pytest.mark.parametrize("name", ["2proc", "base"])
 @pytest.mark.parametrize(
     ("changes", "code"),
     [({}, "passed"), ({"rows_digest": "ab" * 32}, "other_heldout_rows"), ({"num_tokens": 15}, "other_tokens")],
 )
-def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(tmp_path, expect, name, changes, code, read):
-    file = tmp_path / "evaluation" / "evaluation.json"
+def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(tmp_path, expect, changes, code, read):
     digest = read().slices["16-20"].manifest.digest
-    models = {key: one | {"rows_digest": digest} for key, one in json.loads(file.read_text())["models"].items()}
-    edit_json(file, models=models | {name: models[name] | changes})
-    assert expect(check_evaluated_weights, code).numbers.get("model", name) == name
-    edit_json(file, models={key: one | changes for key, one in models.items()})
-    expect(check_evaluated_weights, code)
+    models = read().evaluation.model_dump(mode="json")["models"]
+    # One of them, or all alike.
+    for names in (["2proc"], ["base"], [*models]):
+        right = {name: one | {"rows_digest": digest} for name, one in models.items()}
+        edited = right | {name: right[name] | changes for name in names}
+        edit_json(tmp_path / "evaluation" / "evaluation.json", models=edited)
+        assert expect(check_evaluated_weights, code).numbers.get("model", names[0]) in names
 
 
 def test_held_out_rows_that_were_cut_at_another_length_fail(tmp_path, expect):
     edit_json(tmp_path / "evaluation" / "evaluation.json", seq_len=64)
-    expect(check_evaluated_weights, "other_seq_len", found=64, expected=128)
+    expect(check_evaluated_weights, "other_seq_len")
 
 
 @pytest.mark.parametrize(

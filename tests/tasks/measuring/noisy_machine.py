@@ -5,9 +5,9 @@ It stands in for the ranks and their clock (tasks/measuring/bench.py: Bench): wh
 """
 
 import math
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from ruamel.yaml import YAML
@@ -16,13 +16,24 @@ from tasks.measuring.arms import Arm
 from tasks.measuring.speedups import measure_speedups
 from tasks.measuring.turns import TimedBlock
 
-STEPS_PER_BLOCK = 4
-_STEP_SECONDS = 0.2
-_LEAD_IN = 0.3
-"""Of a step: what runs before the clock of a block starts."""
-_JITTER = 0.04
-"""Standard deviation of a single step, under every trouble."""
+ARMS = [Arm(name=name, cell=name) for name in ("1proc", "2proc")]
+HALF_WIDTH, NUM_SESSIONS = 0.07, 80
+_STEP_SECONDS = 0.2, 0.2 / 1.5
+"""Of (one rank, two ranks), on a quiet machine and without stalls."""
 _MEAN_STALL_SECONDS = 0.3
+_TABLES = YAML(typ="safe").load(Path(__file__).with_name("troubles.yaml"))
+
+
+def make_trouble(**fields):
+    """Return what happens on the machine: troubles.yaml tells each field."""
+    assert fields.keys() <= _TABLES["quiet"].keys()
+    return SimpleNamespace(**_TABLES["quiet"] | fields)
+
+
+TROUBLES, HIDDEN_TROUBLES = (
+    {name: make_trouble(**fields) for name, fields in _TABLES[table].items()} for table in ("shown", "hidden")
+)
+"""Name -> one trouble; the hidden ones leave too little trace in a session."""
 
 
 def make_block(steps=((1.0,) * 4,), **changes):
@@ -35,68 +46,21 @@ def make_block(steps=((1.0,) * 4,), **changes):
     return TimedBlock(**made | changes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trouble:
-    """What happens to a step; several may happen at once."""
-
-    neighbour: tuple[tuple[float, float], ...] = ()
-    """How much a neighbour slows (one rank, two ranks) down, at each of its levels; none: there is no neighbour."""
-    neighbour_part: float = 0.5
-    """Part of the time in which there is one, 0..1."""
-    neighbour_seconds: float = 16.0
-    """Mean of one that comes and one that goes, together."""
-    is_seen: bool = True
-    """Whether the machine tells what the neighbour uses of its CPUs."""
-    drift: float = 0.0
-    """Standard deviation of the whole machine's speed."""
-    drift_seconds: float = 30.0
-    wander: float = 0.0
-    """Standard deviation of an arm's own speed, within `wander_seconds`."""
-    wander_seconds: float = 10.0
-    wanders_alone: bool = False
-    """Whether the two ranks' arm alone does."""
-    start: float = 0.0
-    """Standard deviation of an arm's speed from start to start of its ranks."""
-    slow_start: tuple[float, float] = (0.0, 0.0)
-    """Part of the starts of two ranks in which they are slower, and by how much."""
-    cold: tuple[float, float] = (0.0, 0.0)
-    """By how much the first seconds of a start are slower, of (one rank, two ranks): falls to a third in 3 s."""
-    shift: float = 0.0
-    """By how much two ranks are slower from some moment of the first minute on."""
-    steps_alike: float = 0.0
-    """Autocorrelation of an arm's steps."""
-    stalls: tuple[float, float] = (0.0, 0.0)
-    """Stalls per step of (one rank, two ranks), each exponential, 0.3 s in the mean: users pay them."""
-    falling_clock: float = 0.0
-    """By how much clocks have fallen in the end; most of it within 40 s."""
-    throttled: float = 0.0
-    """By how much more the two ranks' clocks fall, as of devices that share a power limit; most of it within 20 s."""
-
-
 @dataclass
 class NoisyMachine:
     """Runs blocks of arms on a simulated clock: the first of one rank, all others of two."""
 
-    trouble: Trouble
-    speedup: float
-    """Of a quiet machine, without stalls."""
+    trouble: SimpleNamespace
     seed: int
-    start_seconds: float = 5.0
-    """What starting all ranks takes."""
-    num_arms: int = 2
-    """The first included."""
     now: float = 0.0
     """Seconds."""
-    _launch: int = field(default=1, init=False)
-    _turn: int = field(default=0, init=False)
 
     def __post_init__(self):
-        self._random = np.random.default_rng(self.seed)
-        self._drift = float(self._random.normal())
-        self._wander = [float(one) for one in self._random.normal(size=self.num_arms)]
-        self._step = [float(one) for one in self._random.normal(size=self.num_arms)]
+        self._launch, self._turn, self._random = 1, 0, np.random.default_rng(self.seed)
+        self._drift = self._random.normal()
+        self._wander, self._step = self._random.normal(size=2).tolist(), self._random.normal(size=2).tolist()
         self._level, self._level_ends = 0, 0.0
-        self._shifts_at = float(self._random.uniform(0, 60))
+        self._shifts_at = self._random.uniform(0, 60)
         self._start_ranks()
 
     @property
@@ -104,61 +68,55 @@ class NoisyMachine:
         """What users get: the ratio of expected seconds, stalls included, on the machine when it is quiet."""
         trouble, (one, two) = self.trouble, (_MEAN_STALL_SECONDS * rate for rate in self.trouble.stalls)
         slower = (1 + trouble.slow_start[0] * trouble.slow_start[1]) * (1 + trouble.shift / 2) * (1 + trouble.throttled)
-        return (_STEP_SECONDS + one) / (_STEP_SECONDS / self.speedup * slower + two)
+        return (_STEP_SECONDS[0] + one) / (_STEP_SECONDS[1] * slower + two)
 
     def launch_again(self, arms):
-        self._pass(self.start_seconds)
+        # What starting all ranks takes.
+        self._pass(5.0)
         self._launch += 1
         self._start_ranks()
 
     def run_turn(self, arms, order, timed_turns):
         self._turn += 1
-        places = {arm.name: place for place, arm in enumerate(arms)}
         for name in next(order):
-            timed_turns.add(self._run_block(name, places[name]))
+            timed_turns.add(self._run_block(name, int(name != arms[0].name)))
 
     def _start_ranks(self):
         part, slower = self.trouble.slow_start
         self._of_start = [
             math.exp(self.trouble.start * one) * (1 + slower * (place > 0 and self._random.random() < part))
-            for place, one in enumerate(self._random.normal(size=self.num_arms))
+            for place, one in enumerate(self._random.normal(size=2))
         ]
         self._started_at = self.now
 
     def _run_block(self, name, place):
-        self._pass(_LEAD_IN * self._true_seconds(place))
-        found = [self._run_step(place) for _ in range(STEPS_PER_BLOCK)]
-        steps = np.array([seconds for seconds, _ in found])
+        # What runs before the clock of a block starts.
+        self._pass(0.3 * _STEP_SECONDS[place])
+        steps, shares = np.transpose([self._run_step(place) for _ in range(4)])
         # The kernel counts ticks, and something small always runs.
-        others = float(steps @ [share for _, share in found] / steps.sum()) + abs(float(self._random.normal(0, 0.008)))
+        others = float(steps @ shares / steps.sum()) + abs(self._random.normal(0, 0.008))
         return make_block([steps], arm=name, turn=self._turn, launch=self._launch, others_share=others)
-
-    def _true_seconds(self, place):
-        return _STEP_SECONDS / (self.speedup if place else 1.0)
 
     def _run_step(self, place):
         """Return the seconds of a step, and the share of the CPUs that others used."""
         trouble, share = self.trouble, 0.0
         alike = trouble.steps_alike
-        self._step[place] = alike * self._step[place] + math.sqrt(1 - alike**2) * float(self._random.standard_normal())
-        slower = _JITTER * self._step[place] + trouble.drift * self._drift
+        self._step[place] = alike * self._step[place] + math.sqrt(1 - alike**2) * self._random.standard_normal()
+        # Under every trouble a single step varies by 4 %.
+        slower = 0.04 * self._step[place] + trouble.drift * self._drift
         if place or not trouble.wanders_alone:
             slower += trouble.wander * self._wander[place]
-        seconds = self._true_seconds(place) * math.exp(slower) * self._of_start[place]
-        if trouble.falling_clock:
-            seconds *= 1 + trouble.falling_clock * (1 - math.exp(-self.now / 40))
-        if cold := trouble.cold[min(place, 1)]:
-            seconds *= 1 + cold * math.exp((self._started_at - self.now) / 3)
-        if place and trouble.throttled:
-            seconds *= 1 + trouble.throttled * (1 - math.exp(-self.now / 20))
+        seconds = _STEP_SECONDS[place] * math.exp(slower) * self._of_start[place]
+        seconds *= 1 + trouble.falling_clock * (1 - math.exp(-self.now / 40))
+        seconds *= 1 + trouble.cold[place] * math.exp((self._started_at - self.now) / 3)
         if place:
+            seconds *= 1 + trouble.throttled * (1 - math.exp(-self.now / 20))
             seconds *= 1 + trouble.shift * (self.now > self._shifts_at)
-        level = self._find_level()
-        if level:
-            seconds *= trouble.neighbour[level - 1][min(place, 1)]
+        if level := self._find_level():
+            seconds *= trouble.neighbour[level - 1][place]
             share = 0.45 * level / len(trouble.neighbour) * trouble.is_seen
-        if self._random.random() < trouble.stalls[min(place, 1)]:
-            seconds += float(self._random.exponential(_MEAN_STALL_SECONDS))
+        if self._random.random() < trouble.stalls[place]:
+            seconds += self._random.exponential(_MEAN_STALL_SECONDS)
         self._pass(seconds)
         return seconds, share
 
@@ -170,12 +128,12 @@ class NoisyMachine:
             is_there = self._random.random() < part if self._level_ends == 0.0 else self._level == 0
             self._level = int(self._random.integers(1, levels + 1)) if is_there else 0
             mean = self.trouble.neighbour_seconds * (part if is_there else 1 - part)
-            self._level_ends = max(self._level_ends, self.now) + float(self._random.exponential(mean))
+            self._level_ends = max(self._level_ends, self.now) + self._random.exponential(mean)
         return self._level
 
     def _pass(self, seconds):
         self.now += seconds
-        trouble, (drift, *wander) = self.trouble, self._random.standard_normal(1 + self.num_arms).tolist()
+        trouble, (drift, *wander) = self.trouble, self._random.standard_normal(3).tolist()
         # What has no effect costs no time: thousands of sessions are played.
         if trouble.drift:
             kept = math.exp(-seconds / trouble.drift_seconds)
@@ -186,72 +144,38 @@ class NoisyMachine:
             self._wander = [kept * one + moved * new for one, new in zip(self._wander, wander, strict=True)]
 
 
-TROUBLES, HIDDEN_TROUBLES = (
-    {name: Trouble(**fields) for name, fields in table.items()}
-    for table in YAML(typ="safe").load(Path(__file__).with_name("troubles.yaml")).values()
-)
-"""Name -> one trouble; the hidden ones leave too little trace in a session."""
+def measure_on(machine, arms=ARMS, **asked):
+    """Return what the default session of the stage `measure` comes to on the machine; `asked`: what is not default."""
+    asked = {"half_width": HALF_WIDTH, "max_seconds": 90, "burn_in_seconds": 5} | asked
+    return measure_speedups(
+        arms, machine, **asked, most_share=0.05, seconds_of=lambda block: block.seconds, seed=machine.seed,
+        advance=lambda _: None, clock=lambda: machine.now,
+    )  # fmt: skip
 
 
-@dataclass(kw_only=True)
-class Row:
-    """What sessions on one machine came to."""
-
-    covered: list[bool] = field(default_factory=list)
-    """Of those with an interval."""
-    covered_where_narrow: list[bool] = field(default_factory=list)
-    """Of those whose interval was as narrow as asked."""
-    half_widths: list[float] = field(default_factory=list)
-    launches: list[int] = field(default_factory=list)
-
-    @property
-    def without_interval(self):
-        """Part of the sessions."""
-        return 1 - len(self.covered) / len(self.launches)
-
-
-def measure_row(trouble, num_sessions):
-    """Return what the default session of the stage `measure` comes to on a machine with this trouble."""
-    arms, asked, row = [Arm(name=name, cell=name) for name in ("1proc", "2proc")], 0.07, Row()
+def measure_row(trouble, num_sessions=NUM_SESSIONS):
+    """Return of sessions on a machine with this trouble whether each has an interval, one that covers the truth, and
+    one as narrow as asked: (num_sessions, 3) bool."""
+    row = np.zeros((num_sessions, 3), dtype=bool)
     for seed in range(num_sessions):
-        machine = NoisyMachine(trouble, 1.5, seed)
-        found = measure_speedups(
-            arms, machine, half_width=asked, max_seconds=90, burn_in_seconds=5, most_share=0.05,
-            seconds_of=lambda block: block.seconds, seed=seed, advance=lambda _: None,
-            clock=lambda machine=machine: machine.now,
-        )  # fmt: skip
-        row.launches.append(found.num_launches)
-        if found.intervals:
-            interval = found.intervals["2proc"]
-            row.covered.append(interval.contains(machine.truth))
-            row.half_widths.append(interval.relative_half_width)
-            if interval.relative_half_width <= asked:
-                row.covered_where_narrow.append(row.covered[-1])
+        machine = NoisyMachine(trouble, seed)
+        if interval := measure_on(machine).intervals.get("2proc"):
+            row[seed] = True, interval.contains(machine.truth), interval.relative_half_width <= HALF_WIDTH
     return row
 
 
-def _tabulate(num_sessions):
-    """Print how often the interval covers the truth of each machine, and how wide it is: as in docs/measuring.md."""
-    print("| trouble | covered | where narrow | narrow | half-width, median | starts, mean | no interval |")
-    print("|---|---|---|---|---|---|---|")
-    every = Row()
-    for name, trouble in {**TROUBLES, **HIDDEN_TROUBLES}.items():
-        row = measure_row(trouble, num_sessions)
-        for one in ("covered", "covered_where_narrow", "half_widths", "launches"):
-            getattr(every, one).extend(getattr(row, one))
-        print(_format_row(name, row))
-    print(_format_row("**all**", every))
-
-
-def _format_row(name, row):
-    narrow = row.covered_where_narrow
-    figures = (
-        f"{np.mean(row.covered):.1%} | {np.mean(narrow) if narrow else math.nan:.0%} | "
-        f"{len(narrow) / len(row.launches):.0%} | {np.median(row.half_widths):.1%} | {np.mean(row.launches):.1f} | "
-        f"{row.without_interval:.0%}"
-    )
-    return f"| {name} | {figures.replace('%', ' %')} |"
+def summarise(row):
+    """Return the parts of sessions that cover, of those with an interval and of those with a narrow one; that have a
+    narrow one; and that have none."""
+    has_interval, covers, is_narrow = row.T
+    where_narrow = covers[is_narrow].mean() if is_narrow.any() else math.nan
+    return covers[has_interval].mean(), where_narrow, is_narrow.mean(), 1 - has_interval.mean()
 
 
 if __name__ == "__main__":
-    _tabulate(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
+    print("| trouble | covered | where narrow | narrow | no interval |\n|---|---|---|---|---|")
+    rows = []
+    for name, trouble in (TROUBLES | HIDDEN_TROUBLES).items():
+        rows.append(measure_row(trouble, 200))
+        print(f"| {name} |", *map("{:.1%} |".format, summarise(rows[-1])))
+    print("| all |", *map("{:.1%} |".format, summarise(np.concatenate(rows))))

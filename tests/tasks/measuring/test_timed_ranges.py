@@ -6,45 +6,34 @@ import pytest
 from tasks.measure import select_timed_ranges
 from tasks.measuring.bench import Bench
 
-
-def write(folder, lengths):
-    folder.mkdir()
-    np.save(folder / "row_ids.npy", np.arange(len(lengths)))
-    np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
+ROWS = [20, 40] * 10
 
 
 @pytest.mark.parametrize(
-    ("second", "seq_len", "expected"),
+    ("first", "second", "seq_len", "expected"),
     [
-        ([20, 40] * 10, 128, ["0-20"]),
-        ([21, 41] * 10, 128, ["0-20"]),
-        ([30, 60] * 10, 128, ["0-20", "20-40"]),
+        (ROWS, [21, 41] * 10, 128, "a"),
+        (ROWS, [30, 60] * 10, 128, "ab"),
         # Longer, but cut to the same.
-        ([30, 60] * 10, 20, ["0-20"]),
+        (ROWS, [30, 60] * 10, 20, "a"),
         # As many tokens, other lengths.
-        ([5, 55] * 10, 128, ["0-20", "20-40"]),
-        # Too few rows for a step.
-        ([100] * 5, 128, ["0-20"]),
+        (ROWS, [5, 55] * 10, 128, "ab"),
+        # Too few rows for a step: they are timed only where no other has one.
+        (ROWS, [100] * 5, 128, "a"),
+        ([30] * 5, [30] * 20, 128, "b"),
+        # Without lengths all are alike.
+        ([0] * 20, [0] * 20, 128, "a"),
     ],
 )
-def test_all_ranges_are_timed_where_the_rows_of_one_are_not_as_long_as_the_firsts(tmp_path, second, seq_len, expected):
-    write(tmp_path / "0-20", [20, 40] * 10)
-    write(tmp_path / "20-40", second)
-    assert select_timed_ranges(tmp_path, ["0-20", "20-40"], seq_len=seq_len, least_rows=8) == expected
-
-
-@pytest.mark.parametrize(("second", "expected"), [(20, ["5-25"]), (6, ["0-5"])])
-def test_a_first_range_without_a_full_step_is_timed_only_where_no_other_has_one(tmp_path, second, expected):
-    write(tmp_path / "0-5", [30] * 5)
-    write(tmp_path / "5-25", [30] * second)
-    assert select_timed_ranges(tmp_path, ["0-5", "5-25"], seq_len=128, least_rows=8) == expected
-
-
-def test_rows_without_lengths_are_all_alike(tmp_path):
-    for name in ("0-20", "20-40"):
+def test_all_ranges_are_timed_where_the_rows_of_one_are_not_as_long_as_the_firsts(
+    tmp_path, first, second, seq_len, expected
+):
+    for name, lengths in (("a", first), ("b", second)):
         (tmp_path / name).mkdir()
-        np.save(tmp_path / name / "row_ids.npy", np.arange(20))
-    assert select_timed_ranges(tmp_path, ["0-20", "20-40"], seq_len=128, least_rows=8) == ["0-20"]
+        np.save(tmp_path / name / "row_ids.npy", np.arange(len(lengths)))
+        if any(lengths):
+            np.save(tmp_path / name / "offsets.npy", np.cumsum([0, *lengths]))
+    assert select_timed_ranges(tmp_path, ["a", "b"], seq_len=seq_len, least_rows=8) == list(expected)
 
 
 def test_turns_go_round_all_ranges_in_proportion_to_their_steps_and_stay_in_one():
