@@ -35,7 +35,7 @@ def _measure_well(folder):
 
 def _measure_noise(folder):
     params = write_comparison(folder)
-    write_measurement(folder, with_speedup(1.01, 0.2, preflight=preflight("others use 1.4 of 2 cores")))
+    write_measurement(folder, with_speedup(1.01, 0.2, preflight=preflight(is_fit=False)))
     return params
 
 
@@ -70,7 +70,7 @@ def _measure_three(folder):
     )  # fmt: skip
     tried = advice().model_copy(update={"failed": ["layers compiled (RuntimeError: no <b>compiler</b>)"]})
     found = measurement(
-        one, two, four, waterfalls=[waterfall(), waterfall("4proc", 4)], advice=tried, gpu_slowed_share=0.25,
+        one, two, four, waterfalls=[waterfall(), waterfall("4proc")], advice=tried, gpu_slowed_share=0.25,
         beside={"1proc with 2 threads": estimate(1.3)},
         waits=["2stages: its ranks wait for each other 35 % of the passes."],
     )  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from tasks.evaluate import HeldoutRows, ModelToEvaluate, evaluate
 from tasks.evaluating.heldout_rows import make_batches
@@ -21,12 +22,13 @@ from tests.warm.sources import link_sources
 from training.process.files import write_json
 
 VOCAB_SIZE = 128
+"""Of every tiny model and slice."""
 SEQ_LEN = PARAMS["train"]["seq_len"]
 CELLS = ("1proc", "2proc")
 
 
 def _write_run(folder, weights):
-    """Write a finished cell, as far as the evaluation reads it; return its last checkpoint."""
+    """Write a finished cell, as far as the evaluation reads it."""
     segment = folder / "segments" / "80-160-epoch-1"
     segment.mkdir(parents=True)
     checkpoint = segment / "tiny_80-160-epoch-1.pt"
@@ -34,7 +36,6 @@ def _write_run(folder, weights):
     write_receipt(segment, [checkpoint.name])
     final = str(checkpoint.relative_to(folder))
     write_json(folder / "run.json", run_facts(folder.name, segments=[], final_checkpoint=final))
-    return checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +44,14 @@ def comparison(tmp_path_factory):
     folder = tmp_path_factory.mktemp("comparison")
     (folder / "params.yaml").write_text(json.dumps(PARAMS))
     data = folder / "data"
-    make_tiny_model(data / "base_model", vocab_size=VOCAB_SIZE, tied=False)
+    make_tiny_model(data / "base_model", tied=False)
     write_tokenizer(data / "base_model")
-    make_slice(data / "slices" / "160-190", num_rows=30, vocab_size=VOCAB_SIZE, max_len=60, first_row=160)
-    make_slice(data / "slices" / "0-80", num_rows=80, vocab_size=VOCAB_SIZE, max_len=60)
+    make_slice(data / "slices" / "160-190", num_rows=30, max_len=60, first_row=160)
     SlicesManifest(
         vocab_size=VOCAB_SIZE, eos_token_id=VOCAB_SIZE - 1, workload="causal_lm", slices={}, heldout="160-190"
     ).write(data / "slices")
     for seed, cell in enumerate(CELLS, start=1):
-        other = make_tiny_model(folder / f"other-{seed}", vocab_size=VOCAB_SIZE, seed=seed, tied=False)
+        other = make_tiny_model(folder / f"other-{seed}", seed=seed, tied=False)
         _write_run(data / "runs" / cell, _model(other).state_dict())
     return folder
 
@@ -81,11 +81,7 @@ def _run_stage(folder, python=sys.executable):
     )  # fmt: skip
 
 
-def _copy(comparison, target):
-    return link_sources(shutil.copytree(comparison, target))
-
-
-def test_loss_is_that_of_plain_torch_row_by_row(comparison):
+def test_loss_is_that_of_plain_torch_row_by_row_and_prompts_are_continued_greedily(comparison):
     rows = _rows(comparison)
     found = evaluate(ModelToEvaluate(name="base", checkpoint=None, weights_digest=""), rows).model_dump()
     tokens, offsets = (np.load(rows.folder / f"{name}.npy") for name in ("tokens", "offsets"))
@@ -94,31 +90,22 @@ def test_loss_is_that_of_plain_torch_row_by_row(comparison):
     for start, end in itertools.pairwise(offsets):
         row = torch.from_numpy(tokens[start:end][:SEQ_LEN].astype(np.int64))
         with torch.no_grad():
-            chances = model(row[None]).logits[0].log_softmax(-1)
-        for position in range(len(row) - 1):
-            total -= float(chances[position, row[position + 1]])
-            count += 1
+            total += float(cross_entropy(model(row[None]).logits[0, :-1], row[1:], reduction="sum"))
+        count += len(row) - 1
     assert found["num_tokens"] == count
     assert found["loss"] == pytest.approx(total / count, rel=1e-6)
     assert found["perplexity"] == math.exp(found["loss"])
-
-
-def test_the_same_prompts_are_continued_greedily_by_every_model(comparison):
-    rows, model = _rows(comparison), _model(comparison / "data/base_model")
-    checkpoint = next((comparison / "data" / "runs" / "1proc").rglob("*.pt"))
-    base, cell = (
-        evaluate(ModelToEvaluate(name="one", checkpoint=weights, weights_digest=""), rows).model_dump()["samples"]
-        for weights in (None, checkpoint)
-    )
-    assert len(base) == 3
-    assert [(one["row_id"], one["prompt"]) for one in base] == [(one["row_id"], one["prompt"]) for one in cell]
-    assert [one["continuation"] for one in base] != [one["continuation"] for one in cell]
-    ids = [int(word[1:]) for word in base[0]["prompt"].split()]
+    assert len(found["samples"]) == 3
+    ids = [int(word[1:]) for word in found["samples"][0]["prompt"].split()]
     written = []
     while len(written) < 40 and VOCAB_SIZE - 1 not in written:
         with torch.no_grad():
             written.append(int(model(torch.tensor([ids + written])).logits[0, -1].argmax()))
-    assert base[0]["continuation"].split() == [f"w{index}" for index in written]
+    assert found["samples"][0]["continuation"].split() == [f"w{index}" for index in written]
+    checkpoint = next((comparison / "data/runs/1proc").rglob("*.pt"))
+    other = evaluate(ModelToEvaluate(name="1proc", checkpoint=checkpoint, weights_digest=""), rows).model_dump()
+    for key, is_same in (("row_id", True), ("prompt", True), ("continuation", False)):
+        assert ([one[key] for one in other["samples"]] == [one[key] for one in found["samples"]]) == is_same
 
 
 def test_a_tokenizer_of_two_files_and_a_model_of_few_positions_write_what_they_can(comparison, tmp_path):
@@ -144,10 +131,11 @@ def test_every_row_is_in_exactly_one_batch_and_no_batch_is_larger_than_asked():
 
 @pytest.mark.slow
 def test_a_second_run_evaluates_nothing_and_what_is_reused_belongs_to_the_weights(comparison, tmp_path, warm):
-    folder = _copy(comparison, tmp_path / "project")
+    folder = link_sources(shutil.copytree(comparison, tmp_path / "project"))
+    file, run = folder / "data/evaluation/evaluation.json", folder / "data/runs/2proc"
     first = _run_stage(folder, warm / "python")
     assert first.returncode == 0, first.stderr
-    written = (folder / "data" / "evaluation" / "evaluation.json").read_bytes()
+    written = file.read_bytes()
     evaluation = json.loads(written)
     assert list(evaluation["models"]) == ["base", *CELLS]
     assert len({model["loss"] for model in evaluation["models"].values()}) == 3
@@ -155,43 +143,38 @@ def test_a_second_run_evaluates_nothing_and_what_is_reused_belongs_to_the_weight
     assert evaluation["num_trained"] is None
     assert evaluation["models"]["2proc"]["checkpoint"] == "segments/80-160-epoch-1/tiny_80-160-epoch-1.pt"
     # Were a model loaded, the broken import would say so in a process that is started anew.
-    shutil.rmtree(folder / "data" / "evaluation")
+    shutil.rmtree(file.parent)
     (folder / "torch.py").write_text("raise ImportError('torch was imported')")
     second = _run_stage(folder)
     assert second.returncode == 0, second.stderr
-    assert (folder / "data" / "evaluation" / "evaluation.json").read_bytes() == written
+    assert file.read_bytes() == written
     (folder / "torch.py").unlink()
-    shutil.rmtree(folder / "data" / "runs" / "2proc")
-    _write_run(folder / "data" / "runs" / "2proc", _model(folder / "other-1").state_dict())
+    shutil.rmtree(run)
+    _write_run(run, _model(folder / "other-1").state_dict())
     third = _run_stage(folder, warm / "python")
     assert third.stderr.count("evaluated before") == 3, third.stderr
-    models = json.loads((folder / "data" / "evaluation" / "evaluation.json").read_bytes())["models"]
+    models = json.loads(file.read_bytes())["models"]
     assert models["2proc"]["loss"] == models["1proc"]["loss"]
 
 
 @pytest.mark.parametrize(
     ("damage", "code"),
-    [("cut", 3), ("not trained", 3), ("not finite", 5), pytest.param("other shape", 3, marks=pytest.mark.slow)],
+    [("cut", 3), ("not finite", 5), pytest.param("other shape", 3, marks=pytest.mark.slow)],
 )
 def test_a_checkpoint_that_is_of_no_use_ends_in_one_line_that_names_its_cell(comparison, tmp_path, damage, code, warm):
-    folder = _copy(comparison, tmp_path / "project")
+    folder = link_sources(shutil.copytree(comparison, tmp_path / "project"))
     run = folder / "data" / "runs" / "2proc"
     checkpoint = next(run.rglob("*.pt"))
     if damage == "cut":
         checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
-    elif damage == "not trained":
-        shutil.rmtree(run)
-    elif damage == "not finite":
-        shutil.rmtree(run)
-        weights = _model(folder / "other-2").state_dict()
-        _write_run(run, {name: values * math.nan for name, values in weights.items()})
     else:
         shutil.rmtree(run)
-        _write_run(run, {"lm_head.weight": torch.zeros(2, 2)})
+        weights = {name: values * math.nan for name, values in _model(folder / "other-2").state_dict().items()}
+        _write_run(run, weights if damage == "not finite" else {"lm_head.weight": torch.zeros(2, 2)})
     done = _run_stage(folder, warm / "python")
     assert done.returncode == code, done.stderr
-    assert "2proc" in done.stderr.splitlines()[-1]
     # A search reads there which of its trials is out.
-    assert damage != "not finite" or done.stderr.splitlines()[-1].startswith("evaluate: 2proc: ")
+    says = "evaluate: 2proc: " if damage == "not finite" else "2proc"
+    assert says in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert not (folder / "data" / "evaluation").exists()

@@ -7,12 +7,12 @@ or to stand here with the reason why it does not.
 from typing import get_args
 
 import pytest
-from pydantic import BaseModel
 
 from tasks.evaluate import HeldoutRows, ModelToEvaluate, list_evaluation_inputs
 from tasks.inputs.snapshot import Snapshot, read_stages
 from tasks.measure import Inputs
 from tasks.params import load_params
+from tasks.params.section import Section
 from tasks.params.sources import RowRange
 from tasks.params.train import NOT_CONTENT, LoraParams
 from tasks.records.facts import SliceFacts
@@ -37,8 +37,12 @@ def stages(project, params, monkeypatch):
     return {stage.name: stage for stage in read_stages(params)}
 
 
-def _change(value, annotation):
+def _change(value, key, annotation):
     """Return another value of the same kind."""
+    if key == "ranges":
+        return [RowRange(start=0, end=400), *value[1:]]
+    if key.endswith(".strategy"):  # a file of the project, which is read
+        return next(name for name in list_strategies() if name != value)
     if any(part is LoraParams for part in get_args(annotation)):
         return LoraParams(rank=2, alpha=4)
     words = [word for word in get_args(annotation) if isinstance(word, str)]
@@ -51,37 +55,20 @@ def _change(value, annotation):
     return f"{value}x" if isinstance(value, str) else (value or 0) + 1
 
 
-def _change_fields(model, key):
-    """Yield every key below `key` with the model in which it has another value."""
-    for name, field in type(model).model_fields.items():
-        value = getattr(model, name)
-        # A strategy is a file of the project, which is read.
-        others = [one for one in list_strategies() if one != value] if name == "strategy" else ()
-        yield (
-            f"{key}.{name}",
-            model.model_copy(update={name: others[0] if others else _change(value, field.annotation)}),
-        )
-
-
-def _change_each(params, keys):
-    """Yield every value that stands below those keys of params.yaml, by its own key, with params of another one."""
-    for key in keys:
-        section, _, name = key.partition(".")
-        value = getattr(params, section)
-        if section == "cells":
-            for cell in [name] if name else value:
-                for changed_key, changed in _change_fields(value[cell], f"cells.{cell}"):
-                    yield changed_key, params.model_copy(update={section: {**value, cell: changed}})
-        elif section == "ranges":
-            yield key, params.model_copy(update={section: [RowRange(start=0, end=400), *value[1:]]})
-        elif name:
-            changed = value.model_copy(update={name: f"{getattr(value, name)}x"})
-            yield key, params.model_copy(update={section: changed})
-        elif isinstance(value, BaseModel):
-            for changed_key, changed in _change_fields(value, section):
-                yield changed_key, params.model_copy(update={section: changed})
-        else:
-            yield key, params.model_copy(update={section: f"{value}x"})
+def _change_each(value, wanted, key="", annotation=None):
+    """Yield every value that stands below `wanted` keys of params.yaml, by its own key, with params of another one."""
+    if isinstance(value, Section):
+        parts = {name: (getattr(value, name), field.annotation) for name, field in type(value).model_fields.items()}
+    elif key == "cells":
+        parts = {name: (cell, None) for name, cell in value.items()}
+    else:
+        if any(f"{key}.".startswith(f"{above}.") for above in wanted):
+            yield key, _change(value, key, annotation)
+        return
+    for name, (part, kind) in parts.items():
+        for below, changed in _change_each(part, wanted, f"{key}.{name}".lstrip("."), kind):
+            other = {name: changed}
+            yield below, {**value, **other} if key == "cells" else value.model_copy(update=other)
 
 
 TRAIN, MEASURE, EVALUATE = f"train@{CELL}", "measure", "evaluate"
@@ -95,10 +82,10 @@ def keys(params, tmp_path):
     (tmp_path / "model").mkdir()
     with_manifest(tmp_path / "model", num_parameters=1, model_type="qwen2")
 
-    def train(params=params, *, rows=None, base_model="b", machine="m"):
-        digests = {str(part): f"rows of {part}" for part in params.ranges} | (rows or {})
+    def train(params=params, *, rows="r", base_model="b", machine="m"):
         slices = {
-            part: SliceFacts(range=part, num_rows=500, num_tokens=9, digest=digest) for part, digest in digests.items()
+            part: SliceFacts(range=part, num_rows=500, num_tokens=9, digest=f"{rows} of {part}")
+            for part in map(str, params.ranges)
         }
         # Of the first segment: how many there are decides none of them.
         return plan_segments(CELL, params, slices=slices, base_model=base_model, machine=machine)[0].fingerprint
@@ -147,7 +134,7 @@ def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come
 
 FILES = {
     TRAIN: {
-        "data/slices": {"rows": {"0-500": "other rows"}},
+        "data/slices": {"rows": "other"},
         "data/base_model": {"base_model": "other"},
         "data/fingerprint/machine.json": {"machine": "other"},
     },

@@ -1,6 +1,5 @@
 """What the stage `upload` stages, and what it refuses; publishing is in tests/integration/test_hub_upload.py."""
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from tasks import upload
 from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.reporting.document import render_model_card, render_report
-from tasks.reporting.results import read_results, write_results
+from tasks.reporting.results import Results, read_results, write_results
 from tests.finished_comparison import make_finished_comparison, make_results, read_json, write_receipt
 from training.model.weights import compute_parameter_checksum
 from training.process.files import digest_file, write_json
@@ -58,20 +57,6 @@ def ask_for(comparison, checkpoints):
     """Set upload.checkpoints in params.yaml."""
     file = comparison / "params.yaml"
     file.write_text(file.read_text().replace("repo_id: null", f"repo_id: null, checkpoints: {checkpoints}"))
-
-
-def test_every_staged_file_is_in_the_manifest_with_its_size_and_hash(comparison, run_stage):
-    run_stage()
-    staged = comparison / "reports/hub"
-    files = {str(file.relative_to(staged)): file for file in staged.rglob("*") if file.is_file()}
-    manifest = read_json(staged / "manifest.json")
-    assert set(manifest["files"]) == set(files) - {"manifest.json"}
-    wanted = "README.md config.json model.safetensors tokenizer.json checkpoints/tiny_qwen2_8-16-epoch-1.pt"
-    wanted += " report/index.html report/report.md report/results.json"
-    assert {*wanted.split()} <= set(files)
-    for path, facts in manifest["files"].items():
-        assert facts == {"sha256": digest_file(files[path]), "num_bytes": files[path].stat().st_size}
-    assert os.path.samefile(comparison / FINAL, files["checkpoints/tiny_qwen2_8-16-epoch-1.pt"])
 
 
 def test_dry_run_lists_files_and_sizes_and_leaves_nothing(comparison, run_stage):
@@ -119,12 +104,6 @@ def test_weights_of_a_training_that_the_report_is_not_of_are_refused(comparison)
     torch.save(weights, final)
     write_receipt(final.parent, [final.name, "state.pt"])
     require_refused(r"are not those that the report is of .*: 2proc was trained again since; run")
-    receipt = final.with_name("receipt.json")
-    whole = receipt.read_text()
-    receipt.write_text(whole.replace('"fingerprint": "0"', '"fingerprint": "1"'))
-    assert receipt.read_text() != whole
-    require_refused(r"receipt.json: ")
-    receipt.write_text(whole)
     # Trained further: the last checkpoint is another one than the report's.
     report(final_checkpoint="segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt")
     require_refused(r"the report is of segments/0-8-epoch-1/.*: 2proc was trained again since; run")
@@ -147,7 +126,11 @@ def test_the_checkpoints_asked_for_are_staged_and_named_on_the_card(comparison, 
     names = [f"checkpoints/tiny_qwen2_{part}-epoch-1.pt" for part in parts]
     assert [path for path in manifest.files if path.startswith("checkpoints/")] == names
     staged = comparison / "reports/hub"
-    assert sorted(str(file.relative_to(staged)) for file in staged.glob("checkpoints/*")) == names
+    files = {str(file.relative_to(staged)) for file in staged.rglob("*") if file.is_file()}
+    assert files - {"manifest.json"} == set(manifest.files) > {"tokenizer.json", "report/index.html", *names}
+    assert all(facts.sha256 == digest_file(staged / path) for path, facts in manifest.files.items())
+    run = comparison / "data/runs/2proc"
+    assert all((staged / name).samefile(next(run.rglob(Path(name).name))) for name in names)
     card = (staged / "README.md").read_text(encoding="utf-8")
     assert [line.split()[1] for line in card.splitlines() if line.startswith("| checkpoints/")] == names
     model = AutoModelForCausalLM.from_pretrained(staged)
@@ -183,14 +166,10 @@ def test_the_card_of_a_network_for_images_says_how_it_is_really_loaded(tmp_path,
     from tasks.data.sources import image_models
 
     image_models.write_image_network(tmp_path, "resnet18", ["a", "b"], image_size=16)
-    results = make_results()
-    model = results.comparison.model.model_copy(update={"model_type": "resnet18"})
-    comparison = results.comparison.model_copy(
-        update={"unit": "image", "model": model, "train": {**results.comparison.train, "augment": "flip"}}
-    )
-    card = render_model_card(
-        results.model_copy(update={"comparison": comparison}), cell="2proc", repo_id="me/mine", checkpoints=[]
-    )
+    content = make_results().model_dump(mode="json")
+    content["comparison"] |= {"unit": "image", "train": content["comparison"]["train"] | {"augment": "flip"}}
+    content["comparison"]["model"]["model_type"] = "resnet18"
+    card = render_model_card(Results.model_validate(content), cell="2proc", repo_id="me/mine", checkpoints=[])
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo_id, file: str(tmp_path / file))
     loaded = {}
     exec(card.split("```python\n", 1)[1].split("```", 1)[0], loaded)

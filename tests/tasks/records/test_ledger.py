@@ -25,11 +25,10 @@ def test_a_ledger_comes_to_its_samples_tokens_rows_and_steps_in_any_order():
     ledger = make_ledger(parts(found))
     assert (ledger.num_samples, ledger.num_tokens) == (4, 8 + 4 + 1 + 4)
     assert make_ledger(parts(found[::-1])) == ledger
-    assert make_ledger(parts([(1, 7), (2, 3), (1, 0), (2, 3)])).rows_digest == ledger.rows_digest
 
 
 @given(mine=entries, its=entries)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_other_steps_are_counted_as_often_as_they_occur_and_the_first_is_named(mine, its):
     is_same = make_ledger(parts(mine)).steps_digest == make_ledger(parts(its)).steps_digest
     excess = (Counter(mine) - Counter(its)) + (Counter(its) - Counter(mine))
@@ -41,7 +40,7 @@ def test_other_steps_are_counted_as_often_as_they_occur_and_the_first_is_named(m
 
 
 @given(used=rows, expected=rows)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_each_expected_row_has_to_be_there_once(used, expected):
     def some():
         return (np.array(expected[first : first + 4]) for first in range(0, len(expected), 4))

@@ -5,10 +5,10 @@ import json
 import numpy as np
 
 from tasks.records.blocks import ArmBlocks, BlockWork
-from tasks.records.measurement import MeasurementFile, RankDevice
+from tasks.records.measurement import RankDevice
 from tasks.records.outputs import Steps
 from tests.tasks.reporting.borne_out import make_block
-from tests.tasks.reporting.comparison import RANGES, rows_in_order, setting_of
+from tests.tasks.reporting.comparison import RANGES, setting_of
 from tests.tasks.reporting.measured import arm, estimate, measurement
 
 NUM_TURNS = 20
@@ -26,29 +26,12 @@ SPEEDUP = SECONDS["1proc"] / SECONDS["2proc"]
 
 
 def block(name, turn, **changes):
-    """Return a block of the two steps of a range, the first range in odd turns; its losses are those of its rows."""
-    part, kind = RANGES[turn % 2], KINDS[name]
-    rows = np.array(rows_in_order(part))
-    steps = [rows[:4], rows[4:]]
-    # Rank 0 has the even rows.
-    first = [rows[::2] for rows in steps]
-    world_size = 1 if name.startswith("1proc") or kind in ("alone", "update") else 2
-    if kind == "alone":
-        steps = first
-    if kind == "update":
-        steps, first = [rows[:0]] * 2, [rows[:0]] * 2
-    exchanges = 2 if (kind, name) == ("as trained", "2proc") or kind == "wrapped" else 0
-    content = {
-        "turn": turn,
-        "launch": 1 + (turn - 1) * 4 // NUM_TURNS,
-        "others_share": 0.01,
-        **({"grad_norm_sum": 0.0} if kind == "update" else {}),
-    }
+    """Return a block of the two steps of a range, the first range in even turns; its losses are those of its rows."""
     # A few turns were slower, for all arms.
-    seconds = SECONDS.get(name, 0.03) * (1 + 0.01 * (turn % 5))
     made = make_block(
-        part, steps, first, world_size=world_size, step_seconds=seconds, num_exchanges=exchanges, **content
-    )
+        KINDS[name], turn, RANGES[turn % 2], num_ranks=int(name[0]), others_share=0.01,
+        step_seconds=SECONDS.get(name, 0.03) * (1 + 0.01 * (turn % 5)), launch=1 + (turn - 1) * 4 // NUM_TURNS,
+    )  # fmt: skip
     return BlockWork(**dict(made) | changes)
 
 
@@ -56,32 +39,28 @@ def arm_blocks(name, **changes):
     """Return the blocks of an arm; changes are made to the one of turn 3, or to all where `turn` is None."""
     changed = changes.pop("turn", 3)
     blocks = [block(name, turn, **(changes if changed in (None, turn) else {})) for turn in range(1, NUM_TURNS + 1)]
-    return ArmBlocks.model_validate(
-        {"phase": "speedup", "arm": name, "cell": name[:5], "kind": KINDS[name], "blocks": blocks}
-    )
+    return ArmBlocks(phase="speedup", arm=name, cell=name[:5], kind=KINDS[name], blocks=blocks)
 
 
 def write_blocks(folder, *changed, speedup=SPEEDUP, of_2proc=None, beside=(), **more):
     """Write speed.json with the blocks of all arms, some of them changed, and those `beside`; `speedup`: what is
     published of 2proc, with these changes of its other figures."""
-    by_name = {one.arm: one for one in changed}
-    blocks = [by_name.get(name, arm_blocks(name)) for name in KINDS]
+    arms = {name: arm_blocks(name) for name in KINDS} | {one.arm: one for one in changed}
 
     def make_arm(name, world_size, **changes):
-        mine = next(one for one in blocks if one.arm == name).blocks
+        mine = arms[name].blocks
         rate = sum(one.num_tokens for one in mine) / sum(one.seconds for one in mine)
         content = {"tokens_per_second": rate, "step_seconds": estimate(SECONDS[name] * 1.02, 0.01)} | changes
         return arm(name, world_size, speedup=estimate(speedup), **content)
 
-    devices = {"1proc": [[RankDevice(cpus=[0, 1])]], "2proc": [[RankDevice(cpus=[0, 1])] * 2]}
+    cores = RankDevice(cpus=[0, 1])
     setting = setting_of(json.loads((folder / "params.yaml").read_bytes()))
-    content = dict(measurement(make_arm("1proc", 1), make_arm("2proc", 2, **of_2proc or {}), num_turns=NUM_TURNS)) | {
-        "blocks": [*blocks, *beside], "ranges": RANGES, "devices_of_starts": devices,
-        "settings": {cell: [setting] for cell in devices},
-        "numerics_version": 1, "code_digest": "c0de" * 16, "base_model_digest": "ba5e" * 16,
-        "machine_digest": "ac3e" * 16,
+    content = {
+        "num_turns": NUM_TURNS, "blocks": [*arms.values(), *beside], "ranges": RANGES,
+        "devices_of_starts": {"1proc": [[cores]], "2proc": [[cores] * 2]},
+        "settings": {"1proc": [setting], "2proc": [setting]},
     }  # fmt: skip
-    found = MeasurementFile(**content | more)
+    found = measurement(make_arm("1proc", 1), make_arm("2proc", 2, **of_2proc or {}), **content | more)
     found.write(folder / "measurements")
     return found
 

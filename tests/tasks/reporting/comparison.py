@@ -6,6 +6,7 @@ can be learned from. `1proc` needs 6 s and 4 s, `2proc` 4 s and 2.4 s: 10 s agai
 
 import copy
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,6 @@ SEED = 0
 """Of the order, as where params.yaml names none."""
 SECONDS = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4]}
 LOSSES = [4.0, 3.9, 3.8, 3.7, 3.6, 3.5, 3.4, 3.3]
-START_CHECKSUM = "01" * 8
 
 
 def num_labels(row):
@@ -39,8 +39,7 @@ def num_labels(row):
 
 def rows_of(name):
     """Return the rows of a slice."""
-    start, _, end = name.partition("-")
-    return range(int(start), int(end))
+    return range(*map(int, name.split("-")))
 
 
 def write_comparison(folder, *, params=None, seconds=None, device="cpu"):
@@ -50,33 +49,20 @@ def write_comparison(folder, *, params=None, seconds=None, device="cpu"):
     write_json(folder / "params.yaml", params)  # JSON is YAML
     (folder / "measurements").mkdir(parents=True, exist_ok=True)
     _write_sources(folder)
-    for name in [*params["ranges"], params["heldout"]]:
-        _write_slice(folder / "slices" / name, name)
-    write_json(
-        folder / "slices" / "manifest.json",
-        {"vocab_size": 128, "eos_token_id": 127, "workload": params["workload"], "heldout": params["heldout"]}
-        | {
-            "slices": {
-                name: json.loads((folder / "slices" / name / "manifest.json").read_text())
-                for name in [*params["ranges"], params["heldout"]]
-            }
-        },
-    )
+    slices = {name: _write_slice(folder / "slices" / name, name) for name in [*params["ranges"], params["heldout"]]}
+    about = {"workload": params["workload"], "heldout": params["heldout"], "slices": slices}
+    write_json(folder / "slices" / "manifest.json", {"vocab_size": 128, "eos_token_id": 127} | about)
     for cell, facts in params["cells"].items():
         _write_run(folder / "runs" / cell, cell, facts, params, seconds[cell], device)
     _write_evaluation(folder, params)
     return params
 
 
-def _list_inputs(folder):
-    files = {name: folder / name for name in ("slices", "measurements", "runs", "evaluation")}
-    manifests = {name: folder / name / "manifest.json" for name in ("raw", "base_model")}
-    return {**manifests, **files, "machine": folder / "machine.json"}
-
-
 def outputs_of(folder, params):
     """Return what was written as the report reads it."""
-    return read_outputs(Params.model_validate(params), **_list_inputs(folder))
+    files = {name: folder / name for name in ("slices", "measurements", "runs", "evaluation")}
+    files |= {name: folder / name / "manifest.json" for name in ("raw", "base_model")}
+    return read_outputs(Params.model_validate(params), **files, machine=folder / "machine.json")
 
 
 def write_updates(folder, cell, *, first=1, **changes):
@@ -87,27 +73,15 @@ def write_updates(folder, cell, *, first=1, **changes):
         seal_segment(path.parent)
 
 
-def drop_updates(folder, *cells):
-    """Have no update of the last segment of these cells be checked."""
-    for cell in cells:
-        path = max((folder / "runs" / cell / "segments").glob("*/segment.json"), key=_read_first_step)
-        edit_json(path, checked_updates=[])
-        seal_segment(path.parent)
-
-
-def _read_first_step(path):
-    return json.loads(path.read_bytes())["first_step"]
-
-
 def edit_json(path, **changes):
     """Change some keys of a JSON file."""
     write_json(path, json.loads(path.read_text()) | changes)
 
 
-def edit_segment(folder, cell, part="0-8", epoch=1, **changes):
+def edit_segment(folder, cell, part="0-8", **changes):
     """Change some keys of one segment.json; its receipt agrees."""
-    edit_json(segment_folder(folder, cell, part, epoch) / "segment.json", **changes)
-    seal_segment(segment_folder(folder, cell, part, epoch))
+    edit_json(segment_folder(folder, cell, part) / "segment.json", **changes)
+    seal_segment(segment_folder(folder, cell, part))
 
 
 def edit_ledger(folder, cell, change, part="0-8"):
@@ -137,9 +111,9 @@ def write_lines(segment, lines):
     seal_segment(segment)
 
 
-def segment_folder(folder, cell, part="0-8", epoch=1):
-    """Return where a segment lies."""
-    return folder / "runs" / cell / "segments" / f"{part}-epoch-{epoch}"
+def segment_folder(folder, cell, part="0-8"):
+    """Return where a segment of the first epoch lies."""
+    return folder / "runs" / cell / "segments" / f"{part}-epoch-1"
 
 
 def _write_sources(folder):
@@ -157,23 +131,18 @@ def _write_slice(folder, name):
     np.save(folder / "tokens.npy", np.zeros(sum(lengths), dtype=np.int32))
     facts = {"range": name, "num_rows": len(rows), "num_tokens": sum(lengths), "digest": name.encode().hex() * 8}
     write_json(folder / "manifest.json", facts)
+    return facts
 
 
 def _write_run(folder, cell, facts, params, seconds, device):
     world_size, train = facts["world_size"], params["train"]
-    segments, first_step = [], 1
-    keys = [(part, epoch) for part in params["ranges"] for epoch in range(1, train["epochs"] + 1)]
-    for (part, epoch), taken in zip(keys, seconds, strict=True):
-        path = folder / "segments" / f"{part}-epoch-{epoch}"
-        path.mkdir(parents=True, exist_ok=True)
-        segment = _segment(cell, part, epoch, world_size, taken, first_step)
-        write_json(path / "segment.json", segment | {"settings": [setting_of(params)]})
-        _write_steps(path, part, epoch, first_step, taken, world_size)
-        (path / f"tiny_qwen2_{part}-epoch-{epoch}.pt").write_bytes(end_checksum(first_step).encode())
-        _write_ledger(path, part, epoch, world_size, first_step)
-        about = {key: segment[key] for key in ("range", "epoch", "fingerprint")}
-        segments.append(about | {"folder": f"segments/{part}-epoch-{epoch}"})
-        first_step += STEPS_PER_SEGMENT
+    segments, setting = [], setting_of(params)
+    for (part, epoch), taken in zip(product(params["ranges"], range(1, train["epochs"] + 1)), seconds, strict=True):
+        place = f"segments/{part}-epoch-{epoch}"
+        first_step = 1 + STEPS_PER_SEGMENT * len(segments)
+        about = {"range": part, "epoch": epoch, "fingerprint": BY_HAND["segment"]["fingerprint"]}
+        _write_segment(folder / place, about | {"cell": cell, "settings": [setting]}, world_size, first_step, taken)
+        segments.append(about | {"folder": place})
     content = BY_HAND["run"] | {
         "cell": cell, "strategy": facts["strategy"], "world_size": world_size, "device": device,
         "backend": "gloo" if world_size > 1 else None, "grad_accum_steps": train["global_batch_size"] // world_size,
@@ -209,25 +178,44 @@ def edit_traffic(folder, cell, part="0-8", *, kind="all_reduce", bucket_bytes=No
     edit_segment(folder, cell, part, traffic=facts["traffic"], exchange=exchange)
 
 
-def _segment(cell, part, epoch, world_size, seconds, first_step):
-    rows = rows_of(part)
-    tokens = sum(num_labels(row) for row in rows)
-    losses = LOSSES[first_step - 1 : first_step - 1 + STEPS_PER_SEGMENT]
+def _write_segment(folder, facts, world_size, first_step, seconds):
+    part, epoch = facts["range"], facts["epoch"]
+    rows = np.array(rows_in_order(part, epoch), dtype=np.int64)
+    labels = np.array([num_labels(row) for row in rows.tolist()])
+    tokens, places = int(labels.sum()), np.arange(len(rows))
+    steps = range(first_step, first_step + STEPS_PER_SEGMENT)
+    losses = [LOSSES[step - 1] for step in steps]
     exchanged = {"all_reduce": {"number": STEPS_PER_SEGMENT, "num_bytes": 4 * NUM_PARAMETERS * STEPS_PER_SEGMENT}}
-    return BY_HAND["segment"] | {
-        "cell": cell, "range": part, "epoch": epoch, "first_step": first_step,
-        "last_step": first_step + STEPS_PER_SEGMENT - 1, "num_steps": STEPS_PER_SEGMENT, "num_samples": len(rows),
+    spread = {"traffic": exchanged, "backend": "gloo", "exchange": {"bucket_bytes": [4 * NUM_PARAMETERS]}}
+    content = BY_HAND["segment"] | facts | {
+        "first_step": first_step, "last_step": steps[-1], "num_steps": STEPS_PER_SEGMENT, "num_samples": len(rows),
         **dict.fromkeys(("num_tokens", "num_targets", "num_padding_tokens"), tokens),
         "train_seconds": seconds, "span_seconds": seconds + 0.625, "loss": sum(losses) / len(losses),
         "tokens_per_second": tokens / seconds, "samples_per_second": len(rows) / seconds,
-        "traffic": exchanged if world_size > 1 else {}, "backend": "gloo" if world_size > 1 else None,
-        "exchange": {"bucket_bytes": [4 * NUM_PARAMETERS]} if world_size > 1 else {},
+        **(spread if world_size > 1 else {"traffic": {}, "backend": None, "exchange": {}}),
         "start_checksum": f"{first_step:02}" * 8, "start_optimizer_checksum": f"opt{first_step}",
         "parameter_checksums": [end_checksum(first_step)] * world_size,
         "optimizer_checksums": [f"opt{first_step + STEPS_PER_SEGMENT}"] * world_size,
-        "checked_updates": [make_checked_update(first_step + index) for index in range(STEPS_PER_SEGMENT)],
+        "checked_updates": [make_checked_update(step) for step in steps],
         "started_at": f"2026-11-21T02:00:0{epoch}+00:00",
     }  # fmt: skip
+    lines = [
+        BY_HAND["step"] | {
+            "step": step, "range": part, "epoch": epoch, "segment_step": index,
+            "segment_steps": STEPS_PER_SEGMENT, "loss": losses[index - 1], "num_samples": ROWS_PER_STEP,
+            "learning_rate": 2e-3 / index, "seconds": seconds / STEPS_PER_SEGMENT,
+            "rank_own_positions": [32] * world_size,
+            "rank_own_seconds": [seconds / STEPS_PER_SEGMENT / 2] * world_size,
+        }
+        for index, step in enumerate(steps, start=1)
+    ]  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "segment.json", content)
+    (folder / f"tiny_qwen2_{folder.name}.pt").write_bytes(end_checksum(first_step).encode())
+    write_lines(folder, lines)
+    write_ledger(
+        folder, rank=places % world_size, step=first_step + places // ROWS_PER_STEP, row_id=rows, num_tokens=labels
+    )
 
 
 def make_checked_update(step, **changes):
@@ -240,20 +228,6 @@ def end_checksum(first_step):
     return f"{first_step + STEPS_PER_SEGMENT:02}" * 8
 
 
-def _write_steps(folder, part, epoch, first_step, seconds, world_size):
-    lines = [
-        BY_HAND["step"] | {
-            "step": first_step + index, "range": part, "epoch": epoch, "segment_step": index + 1,
-            "segment_steps": STEPS_PER_SEGMENT, "loss": LOSSES[first_step - 1 + index], "num_samples": ROWS_PER_STEP,
-            "learning_rate": 2e-3 / (index + 1), "seconds": seconds / STEPS_PER_SEGMENT,
-            "rank_own_positions": [32] * world_size,
-            "rank_own_seconds": [seconds / STEPS_PER_SEGMENT / 2] * world_size,
-        }
-        for index in range(STEPS_PER_SEGMENT)
-    ]  # fmt: skip
-    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 def rows_in_order(part, epoch=1):
     """Return the rows of a range in the order in which they are learned from."""
     rows = rows_of(part)
@@ -261,31 +235,10 @@ def rows_in_order(part, epoch=1):
     return [rows[int(place)] for place in order]
 
 
-def _write_ledger(folder, part, epoch, world_size, first_step):
-    rows = np.array(rows_in_order(part, epoch), dtype=np.int64)
-    places = np.arange(len(rows))
-    write_ledger(
-        folder,
-        rank=places % world_size,
-        step=first_step + places // ROWS_PER_STEP,
-        row_id=rows,
-        num_tokens=np.array([num_labels(row) for row in rows.tolist()]),
-    )
-
-
 def _write_evaluation(folder, params):
-    losses = {"base": 4.1, **dict.fromkeys(params["cells"], 3.25)}
     last = end_checksum(1 + STEPS_PER_SEGMENT * (len(params["ranges"]) * params["train"]["epochs"] - 1))
-    write_json(
-        folder / "evaluation" / "evaluation.json",
-        {"heldout": params["heldout"], "num_rows": 4, "num_tokens": 16, "seq_len": 128}
-        | {
-            "models": {
-                name: {"loss": loss, "perplexity": float(np.exp(loss)), "num_tokens": 16}
-                | {"parameter_checksum": START_CHECKSUM if name == "base" else last}
-                | ({} if name == "base" else {"checkpoint": "segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"})
-                for name, loss in losses.items()
-            },
-            "samples": [BY_HAND["sample"] | {"continuations": {name: f" words of {name}" for name in losses}}],
-        },
-    )
+    trained = BY_HAND["evaluated"]["cell"] | {"parameter_checksum": last}
+    models = {"base": BY_HAND["evaluated"]["base"], **dict.fromkeys(params["cells"], trained)}
+    samples = [BY_HAND["sample"] | {"continuations": {name: f" words of {name}" for name in models}}]
+    content = {"heldout": params["heldout"], "num_rows": 4, "num_tokens": 16, "seq_len": 128}
+    write_json(folder / "evaluation" / "evaluation.json", content | {"models": models, "samples": samples})

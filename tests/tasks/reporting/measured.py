@@ -6,23 +6,14 @@ of the 8 ms lost the parts explain 7.8 ms.
 
 from typing import NamedTuple
 
-from tasks.records.cell_memory import CellMemory, MemoryParts, RankMemory
+from tasks.records.cell_memory import CellMemory
 from tasks.records.estimate import Estimate, Speedup, make_speedup
-from tasks.records.measurement import Advice, CellSpeed, LinkSpeed, LostPart, MeasurementFile, Preflight, Waterfall
+from tasks.records.measurement import Advice, CellSpeed, LinkSpeed, MeasurementFile, Preflight, Waterfall
 from tests.tasks.reporting.borne_out import bear_out
 from tests.tasks.reporting.comparison import BY_HAND
 
 STEP_SECONDS = {"1proc": 0.068, "2proc": 0.042}
 WRAPPED = "1proc in a DDP wrapper"
-PARTS = {
-    "data wait": 0.0002,
-    "exposed communication": 0.0035,
-    "straggler": 0.0006,
-    "DDP overhead": 0.001,
-    "contention": 0.002,
-    "optimizer": 0.0004,
-    "fixed": 0.0001,
-}
 TOKENS_PER_STEP, SAMPLES_PER_STEP = 15.5, 4
 """Tokens: in the mean of the steps of the first range."""
 
@@ -62,21 +53,9 @@ def arm(name, world_size, *, seconds=None, speedup=None, of_all_turns=None, of_m
     return TimedArm(CellSpeed(**BY_HAND["arm"] | content | changes), given if name != "1proc" else None)
 
 
-def waterfall(cell="2proc", world_size=2, **changes):
-    """Return the waterfall of a cell."""
-    measured, ideal = STEP_SECONDS["2proc"] * 2 / world_size, STEP_SECONDS["1proc"] / world_size
-    content = {
-        "cell": cell,
-        "ideal_seconds": ideal,
-        "measured_seconds": measured,
-        "parts": [
-            LostPart(name=name, seconds=estimate(seconds * 2 / world_size, 0.2), how=f"runs with and without {name}")
-            for name, seconds in PARTS.items()
-        ],
-        "ddp_exposed_communication_seconds": 0.0033,
-        "is_data_bound": False,
-    }
-    return Waterfall(**content | changes)
+def waterfall(cell="2proc"):
+    """Return the waterfall of 2proc, or the same of 4proc, whose seconds are half as many."""
+    return Waterfall.model_validate(BY_HAND["waterfalls"][cell])
 
 
 def advice():
@@ -89,36 +68,14 @@ def link(**changes):
     return LinkSpeed(**BY_HAND["link"] | changes)
 
 
-def preflight(warning=None):
+def preflight(*, is_fit=True):
     """Return a machine that was fit, or one with a warning."""
-    fit = Preflight.model_validate(BY_HAND["preflight"])
-    if warning is None:
-        return fit
-    load = fit.checks[0].model_copy(update={"verdict": "warning", "found": warning, "remedy": "end what else runs"})
-    return Preflight(verdict="not fit to measure", checks=[load, *fit.checks[1:]])
+    return Preflight.model_validate(BY_HAND["fit" if is_fit else "not_fit"])
 
 
-def parts(total):
-    """Return what so many GiB are for: half of them activations, a tenth each of the others."""
-    tenth = total / 10
-    return MemoryParts(
-        weights=tenth, gradients=tenth, moments=tenth, activations=5 * tenth, logits=tenth, communication=tenth
-    )
-
-
-def memory(cell, world_size, gib, **changes):
-    """Return what a cell takes; the last rank has most, and the rehearsal says 2 % more."""
-    ranks = [
-        RankMemory(
-            allocated_gib=gib * share, reserved_gib=None, host_gib=gib + 0.5, host_before_gib=0.4,
-            parts=parts(gib * share),
-        )
-        for share in (*[0.9] * (world_size - 1), 1.0)
-    ]  # fmt: skip
-    content = {
-        "cell": cell, "device": "cpu", "micro_batch_size": 1, "ranks": ranks, "predicted": parts(1.02 * gib)
-    }  # fmt: skip
-    return CellMemory(**content | changes)
+def memory(cell, **changes):
+    """Return what a cell takes, half of it activations; the last rank has most, and the rehearsal says 2 % more."""
+    return CellMemory.model_validate(BY_HAND["memory"][cell] | changes)
 
 
 def measurement(*arms, **changes):
@@ -132,7 +89,7 @@ def measurement(*arms, **changes):
         "waterfalls": [waterfall()],
         "links": [link()],
         "advice": advice(),
-        "memory": [memory("1proc", 1, 18.0), memory("2proc", 2, 30.0)],
+        "memory": [memory("1proc"), memory("2proc")],
     }
     return MeasurementFile(**BY_HAND["measurement"] | content | changes)
 

@@ -3,8 +3,6 @@
 from tasks.reporting import drawing
 from tasks.reporting.document import render_report
 
-_DRAWN = {}
-
 
 def html_of(results):
     """Return the page without its charts, which take a second to draw."""
@@ -13,16 +11,13 @@ def html_of(results):
 
 def drawn_html_of(results):
     """Return the page as it is published."""
-    svgs = {name: draw_once(name, results) for name in drawing.select_charts(results)}
+    svgs = {name: draw(name, results) for name in drawing.select_charts(results)}
     return render_report("html", results, svgs)
 
 
-def draw_once(name, results):
-    """Return a chart of these very results, drawn when the first test asks for it: nobody changes what they hold."""
-    if (name, id(results)) not in _DRAWN:
-        # Beside its results: as long as these are there, no others have their number.
-        _DRAWN[name, id(results)] = drawing.draw_svg(name, drawing.find_charts()[name], results), results
-    return _DRAWN[name, id(results)][0]
+def draw(name, results):
+    """Return a chart of these results."""
+    return drawing.draw_svg(name, drawing.find_charts()[name], results)
 
 
 def markdown_of(results):

@@ -1,7 +1,6 @@
 """Every figure, recomputed by hand: see comparison.py and measured.py for what was written."""
 
 import csv
-import json
 from itertools import product
 
 import pytest
@@ -13,42 +12,18 @@ from tasks.reporting.collect import collect_results
 from tasks.reporting.drawing import select_charts
 from tasks.services.tracked import collect_final_figures
 from tests.tasks.reporting.comparison import (
+    BY_HAND,
     PARAMS,
     RANGES,
     STEPS_PER_SEGMENT,
     edit_json,
     edit_segment,
     edit_steps,
-    end_checksum,
     outputs_of,
     write_comparison,
 )
 from tests.tasks.reporting.measured import arm, measurement, write_measurement
-from tests.tasks.reporting.rendered import drawn_html_of, lacks, markdown_of
-
-NODE = {
-    "node_rank": 0, "host": "alpha", "cpu": "EPYC", "num_cpus": 1, "gpus": [], "driver": None, "num_ranks": 1,
-    "address": "10.0.0.1", "interface": "eth0", "gpu_energy_joules": None, "versions": {"torch": "2.15.0"},
-}  # fmt: skip
-
-
-def test_the_figures_of_each_cell_are_those_worked_out_by_hand(clean_results):
-    one, two = clean_results.cells
-    assert [one.cell, two.cell] == ["1proc", "2proc"]
-    assert (one.is_baseline, two.is_baseline) == (True, False)
-    assert (one.seconds_per_epoch, two.seconds_per_epoch) == (10.0, 6.4)
-    # Rows 0-7 have 3+4+5+3+4+5+3+4 = 31 tokens to learn, rows 8-15 5+3+4+5+3+4+5+3 = 32.
-    assert (one.whole.num_tokens, one.whole.num_samples, one.whole.num_steps) == (63, 16, 4)
-    assert (one.whole.tokens_per_second, two.whole.tokens_per_second) == (6.3, 63 / 6.4)
-    assert (one.whole.samples_per_second, two.whole.samples_per_second) == (1.6, 2.5)
-    assert two.whole.data_wait_share == pytest.approx(0.02 / 6.4)
-    assert two.whole.loss == pytest.approx((3.95 * 31 + 3.75 * 32) / 63)
-    assert two.checkpoint_seconds == 1.0
-    # 4,000 bytes of gradient per step.
-    assert two.exchanged_mib_per_step == pytest.approx(4000 / 2**20)
-    # Nothing was measured in turns: no figure compares the two.
-    assert clean_results.state == "not measured"
-    assert (one.speed, two.speed, two.speedup) == (None,) * 3
+from tests.tasks.reporting.rendered import drawn_html_of, markdown_of
 
 
 def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_its_own(
@@ -57,12 +32,11 @@ def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_i
     given = measurement()
     assert [cell.speed for cell in measured_results.cells] == list(given.speeds.values())
     assert [cell.speedup for cell in measured_results.cells] == [None, given.speedups["2proc"]]
-    metrics, content = data_files.collect_metrics(measured_results), measured_results.model_dump(mode="json")
-    found = collect_final_figures(content)
+    metrics = data_files.collect_metrics(measured_results)
+    found = collect_final_figures(measured_results.model_dump(mode="json"))
     expected = {
-        "speedup": 68 / 42, "speedup_low": 68 / 42 * 0.975, "speedup_high": 68 / 42 * 1.025,
-        "parallel_efficiency": 34 / 42, "karp_flatt": 4 / 17, "step_seconds": 0.042, "tokens_per_second": 15.5 / 0.042,
-        "tokens_per_second_of_whole_training": 9.84375,
+        "speedup": 68 / 42, "parallel_efficiency": 34 / 42, "karp_flatt": 4 / 17, "step_seconds": 0.042,
+        "tokens_per_second": 15.5 / 0.042, "tokens_per_second_of_whole_training": 9.84375,
     }  # fmt: skip
     assert {name: found["2proc"][f"final/{name}"] for name in expected} == pytest.approx(expected)
     for name in ("speedup", "tokens_per_second"):
@@ -80,7 +54,6 @@ def test_an_epoch_is_one_pass_over_all_ranges(tmp_path):
     results = collect_results(outputs_of(tmp_path, write_comparison(tmp_path, params=params, seconds=seconds)))
     one, two = results.cells
     assert [(part.epoch, part.train_seconds, part.num_tokens) for part in one.epochs] == [(1, 10.0, 63), (2, 8.0, 63)]
-    assert [(part.epoch, part.train_seconds) for part in two.epochs] == [(1, 6.0), (2, 6.0)]
     assert (one.seconds_per_epoch, two.seconds_per_epoch) == (9.0, 6.0)
 
 
@@ -101,21 +74,8 @@ def test_a_measurement_of_other_cells_is_refused(tmp_path, params, read):
 
 
 def test_of_classifiers_the_best_is_the_first_of_the_most_accurate_and_the_last_the_last(tmp_path):
-    params, file = write_comparison(tmp_path), tmp_path / "evaluation" / "evaluation.json"
-    evaluation = json.loads(file.read_text()) | {"samples": []}
-    evaluation["epochs"] = {
-        cell: [
-            {"range": part, "epoch": 1, "checkpoint": f"segments/{part}-epoch-1/tiny_{part}-epoch-1.pt"}
-            | {"parameter_checksum": end_checksum(first_step)}
-            | {"loss": 2 - share, "accuracy": share, "num_tokens": 16, "num_targets": 4}
-            for part, share, first_step in zip(RANGES, both, (1, 3), strict=True)
-        ]
-        for cell, both in {"1proc": (0.5, 0.75), "2proc": (0.75, 0.75)}.items()
-    }
-    for model in evaluation["models"].values():
-        model["accuracy"] = 0.75
-        del model["perplexity"]
-    edit_json(file, **evaluation)
+    params = write_comparison(tmp_path)
+    edit_json(tmp_path / "evaluation" / "evaluation.json", **BY_HAND["classified"])
     results = collect_results(outputs_of(tmp_path, params))
     marks = [
         (one.cell, one.range, one.is_best, one.is_last, one.step, one.train_seconds) for one in results.quality.epochs
@@ -127,24 +87,23 @@ def test_of_classifiers_the_best_is_the_first_of_the_most_accurate_and_the_last_
     data_files.write_epochs(tmp_path / "epochs.csv", results)
     rows = list(csv.DictReader((tmp_path / "epochs.csv").open()))
     assert [(row["val_accuracy"], row["val_loss"]) for row in rows] == [("0.75", "1.25")] * 2
-    assert [row["train_loss"] for row in rows] == [row["loss"] for row in rows]
     assert data_files.collect_metrics(results)["heldout_accuracy"] == 0.75
-    assert "| 2proc | 75.0 % | 1 | 75.0 % |" in markdown_of(results)
 
 
-@pytest.mark.parametrize(("cells", "is_todays"), [(("1proc", "2proc"), True), (("1proc",), True), (("2proc",), False)])
-def test_a_curve_has_every_look_at_todays_held_out_rows_and_the_report_says_who_looked_at_none(
-    tmp_path, cells, is_todays
-):
+def test_a_curve_has_every_look_at_todays_held_out_rows_and_the_report_says_who_looked_at_none(tmp_path):
     params = write_comparison(tmp_path, params={**PARAMS, "train": {**PARAMS["train"], "eval_every_steps": 2}})
-    digest = outputs_of(tmp_path, params).slices[PARAMS["heldout"]].manifest.digest if is_todays else "others"
-    for cell, (part, loss) in product(cells, (("0-8", 3.5), ("8-16", 3.25))):
-        edit_steps(tmp_path, cell, part, heldout_loss=loss, heldout_rows=digest, heldout_seconds=0.25)
+    digest = outputs_of(tmp_path, params).slices[PARAMS["heldout"]].manifest.digest
+    losses = zip(RANGES, (3.5, 3.25), strict=True)
+    for (cell, rows), (part, loss) in product({"1proc": digest, "2proc": "others"}.items(), losses):
+        edit_steps(tmp_path, cell, part, heldout_loss=loss, heldout_rows=rows, heldout_seconds=0.25)
     results = collect_results(outputs_of(tmp_path, params))
     seen = {one.cell: [*zip(one.steps, one.losses, strict=True)] for one in results.quality.heldout_curves}
-    assert seen == {cell: [(2, 3.5), (4, 3.25)] if cell in cells and is_todays else [] for cell in params["cells"]}
-    assert ("heldout_curves" in select_charts(results)) == is_todays
-    assert ("no held-out loss in mid-training" in markdown_of(results)) == ([] in seen.values())
+    assert seen == {"1proc": [(2, 3.5), (4, 3.25)], "2proc": []}
+    assert "heldout_curves" in select_charts(results)
+    assert "no held-out loss in mid-training" in markdown_of(results)
+    for part in RANGES:
+        edit_steps(tmp_path, "2proc", part, heldout_rows=digest)
+    assert "no held-out loss in mid-training" not in markdown_of(collect_results(outputs_of(tmp_path, params)))
 
 
 def test_seconds_on_held_out_rows_are_accounted_for_by_the_clocks_gate(tmp_path, read):
@@ -159,9 +118,9 @@ def test_each_node_has_a_row_and_devices_of_its_own(tmp_path):
     edit_json(tmp_path / "machine.json", num_cpus=1)
     for num_cpus, verdict in ((1, "passed"), (0, "failed")):
         other = {"node_rank": 1, "host": "beta", "num_cpus": num_cpus, "gpu_energy_joules": 12_345.0}
-        edit_json(run, num_nodes=2, nodes=[NODE, NODE | other])
+        edit_json(run, num_nodes=2, nodes=[BY_HAND["node"], BY_HAND["node"] | other])
         results = collect_results(outputs_of(tmp_path, params))
         (gate,) = [one for one in results.gates if "needed" in one.findings[0].numbers]
         assert gate.outcome == verdict
         row = f"| 2proc | 1 | beta | 1 | EPYC | {num_cpus} | none | 10.0.0.1 (eth0) | 12.3 kJ |"
-        assert not lacks(markdown_of(results), row, "| 2proc | ddp | 2 on 2 nodes |")
+        assert row in markdown_of(results)

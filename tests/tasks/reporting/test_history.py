@@ -8,7 +8,7 @@ import pytest
 from tasks.process.failure import DataError
 from tasks.records.gate import BORNE_OUT
 from tasks.reporting.collect import collect_results
-from tasks.reporting.history_file import COLUMNS, add_history, read_history
+from tasks.reporting.history_file import COLUMNS, add_history
 from tests.tasks.reporting.borne_out import set_step_seconds
 from tests.tasks.reporting.comparison import edit_segment, outputs_of, record_as, setting_of, write_comparison
 from tests.tasks.reporting.measured import arm, estimate, measurement, write_measurement
@@ -42,22 +42,16 @@ def lines_of(folder):
         return list(csv.DictReader(file))
 
 
-def test_a_finished_comparison_adds_one_line_per_cell(tmp_path, measured):
-    results = remember(tmp_path, measured)
-    first, second = lines_of(tmp_path)
-    assert list(first) == COLUMNS
-    assert (first["cell"], first["world_size"], first["speedup"]) == ("1proc", "1", "")
-    expected = {"finished_at": results.created_at, "name": "by-hand", "cell": "2proc", "gates_passed": "yes"}
-    expected |= {"cpu": "A CPU", "gpus": "", "torch": "2.15.0", "preflight": "fit to measure", "num_rounds": "24"}
-    assert {name: second[name] for name in expected} == expected
-    # 42 ms +- 1 %; 68 / 42 +- 2.5 %; 15.5 tokens in 42 ms.
-    figures = {"step_seconds": 0.042, "step_seconds_low": 0.04158, "speedup_high": 1.659524}
-    figures |= {"speedup": 1.619048, "tokens_per_second": 15.5 / 0.042}
-    assert {name: float(second[name]) for name in figures} == pytest.approx(figures, rel=1e-6)
-
-
-def test_the_same_results_add_nothing_and_another_session_its_own_lines(tmp_path, measured):
+def test_a_finished_comparison_adds_a_line_per_cell_the_same_results_nothing_and_another_session_its_own(
+    tmp_path, measured
+):
     first = remember(tmp_path, measured)
+    one, two = lines_of(tmp_path)
+    assert list(one) == COLUMNS
+    assert (one["cell"], one["world_size"], one["speedup"]) == ("1proc", "1", "")
+    expected = {"finished_at": first.created_at, "name": "by-hand", "cell": "2proc", "gates_passed": "yes"}
+    expected |= {"cpu": "A CPU", "gpus": "", "torch": "2.15.0", "preflight": "fit to measure", "num_rounds": "24"}
+    assert two.items() >= expected.items()
     before = (tmp_path / "reports" / "history.csv").read_bytes()
     assert remember(tmp_path, measured).history == first.history
     # How often is logged makes no other work.
@@ -122,11 +116,9 @@ def test_blocks_that_a_training_of_long_ago_does_not_bear_out_are_a_regression_w
         assert results.failed_gates == [BORNE_OUT]
         assert {found.code for found in results.gates[-1].findings if found.outcome == "failed"} == {code}
         assert (lines_of(tmp_path)[-1]["gates_passed"], lines_of(tmp_path)[-1]["speedup"]) == ("not borne out", "")
-        history = results.history
-        changes = [(change.cell, change.quantity, change.is_regression) for change in history.changes]
+        changes = [(change.cell, change.quantity, change.is_regression) for change in results.history.changes]
         assert changes == [("1proc", "step time", False), ("2proc", "step time", True)]
-        assert f"2proc 42.0 ms -> {milliseconds} ms" in str(history.regression)
-        assert {shown.speedup for shown in history.records} == {None}
+        assert f"2proc 42.0 ms -> {milliseconds} ms" in results.history.regression
     # Another gate may be of the blocks.
     edit_segment(tmp_path, "2proc", data_wait_seconds=1.0)
     assert remember(tmp_path, measured).history.regression is None
@@ -146,11 +138,6 @@ def test_a_file_that_is_no_history_of_this_version_ends_in_one_line_and_stays(tm
     damaged = path.read_text().replace(old, new, 1)
     assert damaged != path.read_text()
     path.write_text(damaged)
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError, match=rf"^[^\n]*{says}[^\n]*; move it away to begin a new one$"):
         remember(tmp_path, measured)
-    assert says in str(refused.value)
-    assert "move it away to begin a new one" in str(refused.value)
-    assert "\n" not in str(refused.value)
     assert path.read_text() == damaged
-    path.unlink()
-    assert read_history(path) == []

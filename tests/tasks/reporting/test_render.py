@@ -7,8 +7,8 @@ from jinja2 import ChoiceLoader, DictLoader
 from markdown_it import MarkdownIt
 
 from tasks.reporting import render
-from tests.tasks.reporting.hostile import NAMES, TEXT, hostile
-from tests.tasks.reporting.rendered import lacks, line_of, markdown_of
+from tests.tasks.reporting.hostile import NAMES, TEXT
+from tests.tasks.reporting.rendered import lacks, line_of
 
 ATTACKS = [
     TEXT, *NAMES.values(), "# no heading", "- no item", "no end #", "1. no item", "~~~ no fence", "<b> &amp;",
@@ -96,23 +96,6 @@ def test_every_macro_says_the_same_in_both_forms_and_nothing_becomes_markup(atta
     assert read(texts[0]).count(attack) == read(texts[1]).count("harmless") > 20
     assert pages[0].tags == pages[1].tags
     assert [token.type for token in parse(texts[0])] == [token.type for token in parse(texts[1])]
-
-
-def test_a_table_leaves_out_what_is_never_known_and_the_report_has_whole_rows(measured_results):
-    words = set()
-    laid = render.lay_out(["A", "B", "C"], [[1, None, None]], optional=["B"], unit="token", words=words)
-    assert ([column["heading"] for column in laid["columns"]], laid["rows"], words) == (
-        ["A", "C"], [["1", "n/a"]], {"A", "C"},
-    )  # fmt: skip
-    row = []
-    for token in parse(markdown_of(hostile(measured_results))):
-        if token.type in ("tr_open", "table_open"):
-            row.append(0)
-        elif token.type in ("th_open", "td_open"):
-            row[-1] += 1
-        elif token.type == "table_close":
-            assert len(set(row[1:])) == 1
-            row = []
 
 
 def test_the_report_says_what_rows_became_and_the_classes_of_each_slice(clean_results):

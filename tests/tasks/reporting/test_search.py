@@ -26,14 +26,11 @@ def test_a_lead_is_beyond_luck_if_seeds_scatter_less_and_show_one_too(found, los
     repeats = [RepeatRecord(trial=trial, seed=43, loss=loss) for trial, loss in zip((1, 2), losses, strict=True)]
     changed = found.model_copy(update={"repeats": repeats})
     spread = judge_lead(changed)
-    assert spread is not None
     # Seed 42 gave 3.0 and 3.1; of two figures the variance is half of their difference's square.
     scatter = math.sqrt(((3.0 - losses[0]) ** 2 / 2 + (3.1 - losses[1]) ** 2 / 2) / 2)
     expected = (0.1, losses[1] - losses[0], scatter, T_OF_TWO * math.sqrt(2) * scatter)
     assert (spread, spread.is_beyond) == (pytest.approx(expected), is_beyond)
-    _, lead, _ = describe_search(changed)
-    assert lead.startswith("That is more than luck makes" if is_beyond else "So the lead may be luck")
-    assert not lacks(lead, "led trial-2 by 0.1000", f"by {losses[1] - losses[0]:.4f} in the mean", f"by {scatter:.4f}")
+    assert describe_search(changed)[1].startswith("That is more than luck" if is_beyond else "So the lead may be luck")
 
 
 def test_trials_at_once_and_ranks_per_trial_are_reckoned_from_what_was_measured(found):
@@ -43,8 +40,6 @@ def test_trials_at_once_and_ranks_per_trial_are_reckoned_from_what_was_measured(
     assert not lacks(costs, "10.0 s", "7.00 s", "4.00 s", "34.0 s", "20.0 s", "ranks per trial, by 1.70x")
     slow = SpreadRecord(cell="2proc", world_size=2, epoch=TrialEpoch(num_tokens=1000, train_seconds=8.5, num_others=0))
     assert describe_search(found.model_copy(update={"spread": slow}))[2].endswith("trials at once, by 1.25x.")
-    unknown = {"spread": "not asked for", "repeats": [], "runner_up": None}
-    assert len(describe_search(found.model_copy(update=unknown))) == 3
 
 
 @pytest.mark.parametrize(
@@ -54,7 +49,6 @@ def test_trials_at_once_and_ranks_per_trial_are_reckoned_from_what_was_measured(
         ([None, 0, 0], 0, False),  # of an earlier version
         ([0, 0, 0], 0, False),  # each trial on a machine of its own
         ([3, 0, 0], 0, False),  # of a search that had more at once
-        ([1, 0, 1], 0, False),
         ([1, 0, 0], 1, False),  # the first cell is the one of several ranks
     ],
 )

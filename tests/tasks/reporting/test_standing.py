@@ -5,13 +5,12 @@ import pytest
 from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS, Check, check_gates, compute_standings
 from tasks.records.gate import CellFinding, Gate
 from tasks.records.measurement import MeasurementFile
-from tasks.reporting import data_files, drawing
+from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
 from tasks.reporting.document import render_model_card
 from tasks.services.tracked import collect_final_figures, make_gate_tags
 from tests.tasks.reporting.comparison import (
     THREE_CELLS,
-    drop_updates,
     edit_json,
     edit_segment,
     make_checked_update,
@@ -19,7 +18,7 @@ from tests.tasks.reporting.comparison import (
     write_comparison,
 )
 from tests.tasks.reporting.measured import advice, arm, measurement, waterfall, write_measurement
-from tests.tasks.reporting.rendered import html_of, lacks, markdown_of
+from tests.tasks.reporting.rendered import lacks, markdown_of
 
 SECONDS = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4], "4proc": [2.5, 1.5]}
 
@@ -37,7 +36,7 @@ def measured_three():
     better = tried.tried[0].model_copy(update={"cell": "4proc", "change": "larger buckets"})
     return measurement(
         arm("1proc", 1), arm("2proc", 2), arm("4proc", 4, seconds=0.025),
-        waterfalls=[waterfall(), waterfall("4proc", 4)],
+        waterfalls=[waterfall(), waterfall("4proc")],
         advice=tried.model_copy(update={"tried": [better, *tried.tried], "combined": better}),
     )  # fmt: skip
 
@@ -54,10 +53,8 @@ def test_one_bad_cell_of_three_withholds_its_own_speedup_only_and_in_every_outpu
     assert (found.waterfalls, found.beside) == (given.waterfalls[:1], given.beside)
     assert [one.cell for one in found.advice.tried] == ["2proc"] * 3
     assert found.advice.combined is None
-    assert [("4proc" in said, "2proc" in said) for said in found.left_out] == [(True, False)] * 2
     content = results.model_dump(mode="json")
     figures, tags = collect_final_figures(content), make_gate_tags(content)
-    assert figures["2proc"]["final/speedup"] == pytest.approx(68 / 42)
     assert not [key for key in figures["4proc"] if "speedup" in key or "efficiency" in key]
     own = "gate.Every rank has a device of its own"
     assert tags[None][own] == tags["4proc"][own]
@@ -73,30 +70,24 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
     tmp_path, is_checked, collect
 ):
     write_measurement(tmp_path)
-    drop_updates(tmp_path, "2proc")
-    if is_checked:
-        unchecked = make_checked_update(3, verdict="not checked", problem="too much noise")
-        edit_segment(tmp_path, "2proc", "8-16", checked_updates=[unchecked])
+    unchecked = make_checked_update(3, verdict="not checked", problem="too much noise")
+    edit_segment(tmp_path, "2proc", "8-16", checked_updates=[unchecked] * is_checked)
     results = collect()
     assert [cell.standing.state for cell in results.cells] == ["proven", "unproven"]
-    (found,) = [one for gate in results.gates for one in gate.findings if one.outcome == "not checked"]
-    assert found.code == "no_update_checked"
     assert results.verdict.startswith("Unproven (“Update equivalence” was not checked): 2proc trains 1.")
-    assert "<span>speedup, unproven</span>" in html_of(results)
+    assert "21 of 22 gates passed, 1 not checked" in results.verdict
     card = render_model_card(results, cell="2proc", repo_id=None, checkpoints=[])
     for text in (markdown_of(results), card):
         assert not lacks(text, "2proc is unproven: “Update equivalence”", "| Speedup | baseline | unproven |")
     tags = make_gate_tags(results.model_dump(mode="json"))
-    assert tags["2proc"]["speedup"] == tags[None]["speedup.2proc"] == f"unproven: Update equivalence: {found.compared}"
+    assert tags["2proc"]["speedup"] == tags[None]["speedup.2proc"]
+    assert tags["2proc"]["speedup"].startswith("unproven: Update equivalence: ")
     metrics = data_files.collect_metrics(results)
     assert (metrics["state"], metrics["speedup"]) == ("unproven", None)
     figures = collect_final_figures(results.model_dump(mode="json"))["2proc"]
     compared = [key for key in figures if any(word in key for word in ("speedup", "efficiency", "karp"))]
     assert len(compared) == 5
     assert all(key.startswith("final/unproven_") for key in compared)
-    for name, chart in drawing.select_charts(results).items():
-        shown = drawing.show_chart(name, chart, results)
-        assert ("Unproven: 2proc." in shown.caption) == chart.NEEDS_SPEEDUP, name
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +99,6 @@ def passed_gates(tmp_path_factory):
     gates = check_gates(outputs_of(folder, params))
     assert [gate.name for gate in gates] == [check.name for check in CHECKS + CHECKS_OF_BLOCKS]
     assert {gate.outcome for gate in gates} == {"passed"}, [gate for gate in gates if gate.outcome != "passed"]
-    assert {one.state for one in compute_standings(gates, list(THREE_CELLS["cells"])).values()} == {"proven"}
     return gates
 
 
@@ -143,7 +133,6 @@ def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is
     assert found.outcome == "not checked"
     # One rank has nothing to show.
     assert silent.judge(outputs, "1proc") is None
-    assert Check(name="Silent", question="?", find=lambda *_: None).judge(outputs, "2proc") is None
     measured = MeasurementFile.read(tmp_path / "measurements")
     measured.model_copy(update={"blocks": []}).write(tmp_path / "measurements")
     results = collect()
@@ -154,15 +143,6 @@ def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "verdict"),
-    [
-        (("passed", "not checked", "failed"), "failed"),
-        (("passed", "not checked"), "not checked"),
-        (("passed", "passed"), "passed"),
-        ((), "not checked"),
-    ],
-)
-def test_a_gates_own_verdict_follows_from_its_findings(verdicts, verdict):
-    found = [CellFinding(cell=f"c{number}", outcome=one, compared=one) for number, one in enumerate(verdicts)]
-    assert Gate(name="A gate", question="Does it hold?", findings=found).outcome == verdict
+def test_a_gate_failed_where_one_of_its_findings_did_whatever_was_not_checked():
+    found = [CellFinding(cell="c", outcome=one, compared=one) for one in ("not checked", "failed", "passed")]
+    assert Gate(name="A gate", question="Does it hold?", findings=found).outcome == "failed"

@@ -3,24 +3,18 @@
 import pytest
 
 from tasks.records.gate import BORNE_OUT, QUIET_TURNS
-from tasks.reporting.charts.frontier import list_places
 from tasks.reporting.collect import collect_results
-from tasks.reporting.verdict import make_verdict
 from tasks.services.tracked import collect_final_figures, make_gate_tags
 from tests.tasks.reporting.comparison import (
     PARAMS,
     THREE_CELLS,
-    drop_updates,
     edit_json,
     edit_segment,
     outputs_of,
     write_comparison,
 )
 from tests.tasks.reporting.measured import arm, estimate, measurement, preflight, with_speedup, write_measurement
-from tests.tasks.reporting.rendered import html_of, lacks, line_of, markdown_of
-
-THREADS = "1proc with 2 threads"
-THREE = {"1proc": 0.12, "2proc": 0.08, "4proc": 0.05}
+from tests.tasks.reporting.rendered import lacks, line_of, markdown_of
 
 
 def results_of(folder, found, params=None):
@@ -32,65 +26,60 @@ def results_of(folder, found, params=None):
     return collect_results(outputs_of(folder, params))
 
 
-def measure_three():
-    ratios = {cell: None if cell == "1proc" else estimate(THREE["1proc"] / took) for cell, took in THREE.items()}
-    arms = [arm(cell, int(cell[0]), seconds=took, speedup=ratios[cell]) for cell, took in THREE.items()]
-    return measurement(*arms, waterfalls=[])
-
-
 @pytest.mark.parametrize(
-    ("found", "state", "figures", "worth"),
+    ("speedup", "relative", "beside", "figures", "worth"),
     [
-        (with_speedup(0.8), "proven", ("slower", "0.78x to 0.82x", "40 %"), ("No:", "25 % more time")),
-        (with_speedup(1.01), "proven", ("no measurable difference", "0.98x to 1.04x", "67.3 ms"), ("98 % more",)),
-        (with_speedup(2.03), "proven", ("101 %",), ("1 % less device time", "No measurable difference: 2 jobs")),
+        (0.8, 0.025, None, "slower|0.78x to 0.82x|40 %", "No:|25 % more time"),
+        (1.01, 0.025, None, "no measurable difference|0.98x to 1.04x|67.3 ms", "98 % more"),
+        (2.03, 0.025, None, "101 %", "1 % less device time|No measurable difference: 2 jobs"),
         # 1.9 / 2 is 5 % less than linear, and known to 10 %.
-        (with_speedup(1.9, 0.1), "proven", ("1.71x to 2.09x",), ("Yes:", "No measurable difference: 2 jobs")),
-        (with_speedup(1.9, 0.025), "proven", ("95 %",), ("Yes:", "No: 2 jobs", "5 % more results")),
-        (with_speedup(2.1), "proven", ("suspect: 2proc is above linear (105 %)",), ("Yes: 2 jobs", "5 % fewer")),
+        (1.9, 0.1, None, "1.71x to 2.09x", "Yes:|No measurable difference: 2 jobs"),
+        (1.9, 0.025, None, "95 %", "Yes:|No: 2 jobs|5 % more results"),
+        (2.1, 0.025, None, "suspect: 2proc is above linear (105 %)", "Yes: 2 jobs|5 % fewer"),
         # An interval of more than 10 % is said by its ends; surely faster, though nobody knows by how much.
-        (with_speedup(1.6, 0.2), "proven", ("trains 1.28x to 1.92x", "1.60x in the mean", "the ±3.0 %"), ("Yes",)),
+        (1.6, 0.2, None, "trains 1.28x to 1.92x|1.60x in the mean|the ±3.0 %", "Yes"),
         # One process on all cores does it, too: 1.6 / 1.57 may be 1, 1.6 / 1.3 is not, 1.6 / 1.8 is below it.
-        (with_speedup(1.6, beside={THREADS: estimate(1.57)}), "proven", ("1.02x (",), ("Not clearly:", "1.02x (0.98")),
-        (with_speedup(1.6, beside={THREADS: estimate(1.3, 0.4)}), "proven", ("1.23x (",), ("Not clearly:",)),
-        (with_speedup(1.6, beside={THREADS: estimate(1.3)}), "proven", ("1.23x (",), ("Yes:", f"as fast as {THREADS}")),
-        (with_speedup(1.6, beside={THREADS: estimate(1.8)}), "proven", ("0.89x (",), ("No: 38 % less",)),
-        (with_speedup(1.01, 0.2), "unproven", ("cannot be told", "the interval holds 1"), ("may be slower",)),
-        # One look before measuring does not outvote the turns.
-        (with_speedup(1.6, preflight=preflight("others use 1.4 of 2 cores")), "proven", ("1.60x",), ("Yes",)),
+        (1.6, 0.025, (1.57,), "1.02x (", "Not clearly:|1.02x (0.98"),
+        (1.6, 0.025, (1.3, 0.4), "1.23x (", "Not clearly:"),
+        (1.6, 0.025, (1.3,), "1.23x (", "Yes:|as fast as 1proc with 2 threads"),
+        (1.6, 0.025, (1.8,), "0.89x (", "No: 38 % less"),
+        (1.01, 0.2, None, "cannot be told|the interval holds 1", "may be slower"),
     ],
-)  # fmt: skip
-def test_an_interval_decides_what_is_claimed(tmp_path, found, state, figures, worth):
-    # With the parts of a waterfall contention would slow the jobs side by side.
-    results = results_of(tmp_path, found.model_copy(update={"waterfalls": []}))
+)
+def test_an_interval_decides_what_is_claimed(tmp_path, speedup, relative, beside, figures, worth):
+    # One look before measuring does not outvote the turns. With the parts of a waterfall contention would slow the
+    # jobs side by side.
+    given = with_speedup(
+        speedup, relative, beside={"1proc with 2 threads": estimate(*beside)} if beside else {}, waterfalls=[],
+        preflight=preflight(is_fit=False),
+    )  # fmt: skip
+    results = results_of(tmp_path, given)
+    state = "unproven" if "cannot be told" in figures else "proven"
     assert (results.state, results.cells[1].standing.state) == (state, state)
     content = results.model_dump(mode="json")
     assert ("final/speedup" in collect_final_figures(content)["2proc"]) == (state == "proven")
     assert make_gate_tags(content)["2proc"]["speedup"].startswith(state)
-    places = list_places(results)
-    assert [place.is_proven for place in places] == [True, state == "proven"]
-    assert not lacks(results.verdict, *figures, "all 22")
-    assert ("suspect" in results.verdict) == (figures[0].startswith("suspect"))
+    assert not lacks(results.verdict, *figures.split("|"), "all 22")
     questions = [f"Worth it for {jobs}?" for jobs in ("one job", "many jobs")]
-    assert not lacks(" ".join(line_of(results, question) for question in questions), *worth)
+    assert not lacks(" ".join(line_of(results, question) for question in questions), *worth.split("|"))
     assert ("make rebench" in line_of(results, "What next?")) == (state == "unproven")
-    assert f'<span class="state">{state.capitalize()}' in html_of(results)
 
 
 def test_the_headline_is_the_best_cell_that_passed_and_says_what_is_withheld_and_why(tmp_path):
-    results = results_of(tmp_path, measure_three(), THREE_CELLS)
+    took = {"1proc": 0.12, "2proc": 0.08, "4proc": 0.05}
+    arms = [arm(cell, int(cell[0]), seconds=its, speedup=estimate(0.12 / its)) for cell, its in took.items()]
+    results = results_of(tmp_path, measurement(*arms, waterfalls=[]), THREE_CELLS)
     assert not lacks(results.verdict, "4proc trains 2.40x", "60 %", "50.0 ms", "120 ms", "2proc 1.50x", "75 %")
-    drop_updates(tmp_path, "4proc")
+    edit_segment(tmp_path, "4proc", "8-16", checked_updates=[])
     results = collect_results(outputs_of(tmp_path, THREE_CELLS))
     assert [cell.standing.state for cell in results.cells] == ["proven", "proven", "unproven"]
     assert results.verdict.startswith("Proven: 2proc trains 1.50x")
     assert not lacks(results.verdict, "4proc 2.40x", "4proc is unproven", "“Update equivalence”")
-    edit_json(tmp_path / "machine.json", num_cpus=2)
-    results = collect_results(outputs_of(tmp_path, THREE_CELLS))
-    assert results.verdict.startswith("Proven: 2proc trains 1.50x")
     # The gate that needs the fewest words speaks for all.
+    edit_json(tmp_path / "machine.json", num_cpus=2)
     edit_segment(tmp_path, "4proc", "8-16", parameter_checksums=["05" * 8, "b", "c", "d"])
     verdict = collect_results(outputs_of(tmp_path, THREE_CELLS)).verdict
+    assert verdict.startswith("Proven: 2proc trains 1.50x")
     assert not lacks(verdict, "4proc is withheld", "“Same parameters on all ranks”", "1 other gate")
 
 
@@ -111,20 +100,14 @@ def test_what_may_be_1_stands_behind_what_is_faster_and_before_what_is_slower(tm
 def test_cells_that_tie_are_called_a_tie_and_what_other_figures_say_stands_beside(tmp_path):
     cells = PARAMS["cells"] | {"ddp-2": {"strategy": "ddp", "world_size": 2}}
     for seconds, is_tie in ((0.043, True), (0.048, False)):
-        two = arm("2proc", 2, of_all_turns=estimate(1.3), of_medians=1.61 if is_tie else 1.7)
+        two = arm("2proc", 2, of_all_turns=estimate(1.3))
         arms = [arm("1proc", 1), two, arm("ddp-2", 2, seconds=seconds)]
         results = results_of(tmp_path / str(is_tie), measurement(*arms), PARAMS | {"cells": cells})
         assert ("2proc, in a tie with ddp-2, trains" in results.verdict) == is_tie
-        # The date is that of the blocks, 1.7e9 seconds after 1970.
-        assert not lacks(results.verdict, "2023-11-14")
-        drop_updates(tmp_path / str(is_tie), "ddp-2")
+        edit_segment(tmp_path / str(is_tie), "ddp-2", "8-16", checked_updates=[])
         doubtful = collect_results(outputs_of(tmp_path / str(is_tie), PARAMS | {"cells": cells})).verdict
         assert ("a tie" in doubtful, "others: ddp-2 1." in doubtful) == (False, True)
         assert "all turns, loud ones too, give 1.30x" in results.verdict
-        assert ("by medians, which disagree" in markdown_of(results)) != is_tie
-    first = results.cells[0].model_copy(update={"strategy": "fsdp2"})
-    verdict = make_verdict(results.model_copy(update={"cells": [first, *results.cells[1:]]}))
-    assert "1proc is one rank inside fsdp2, no plain process" in verdict
 
 
 def test_weak_scaling_compares_samples_per_second(tmp_path):
@@ -133,10 +116,7 @@ def test_weak_scaling_compares_samples_per_second(tmp_path):
     assert not lacks(results.verdict, "weak scaling", "95.2 against 58.8 samples per second")
     # What it says of this job, whose batch stays, was not measured.
     assert line_of(results, "Worth it for one job?").startswith("Not measured")
-    assert line_of(results, "Worth it for many jobs?") == ""
-    assert lacks(markdown_of(results), "Cost of the speedup", "Results per hour", "0.81 times") == [
-        "Cost of the speedup", "Results per hour", "0.81 times",
-    ]  # fmt: skip
+    assert len(lacks(markdown_of(results), "many jobs?", "Cost of the speedup", "Results per hour", "0.81 times")) == 4
 
 
 @pytest.mark.parametrize(("share", "is_withheld"), [(0.049, False), (0.051, True)])
