@@ -1,5 +1,6 @@
 """What tests of every room share: the project, an environment that starts at once, ranks, a browser."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -45,6 +46,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker("long")
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -num_slow[item.path])
+    # What is imported by now stays. To look for garbage among it took a second, each time that the product does.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    """Have the interpreter end as it always does."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

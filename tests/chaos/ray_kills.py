@@ -12,12 +12,12 @@ from tests.training.conftest import events_in
 
 SECONDS = 180.0
 _EVERY, _NUM_STEPS = 5, 600
-_LEFT = ("-m training", "ray::NodeRanks", "launchers.driver")
+_LEFT = ("-m training", "ray::NodeRanks", "process.rank_stage")
 KILLED = {
     "ray::NodeRanks": ") is lost: ",
     "-m training": " was ended by signal 9",
     "raylet/raylet": ") is lost: ",
-    "launchers.driver": "",
+    "process.rank_stage": "",
     "gcs_server": "the head of the Ray cluster at {address} is lost: ",
 }
 """What is killed: one process with these words, the newest or any -> what is said of it."""
@@ -40,7 +40,7 @@ class RayTraining:
         )  # fmt: skip
         (self._folder / f"{name}.json").write_text(json.dumps(config))
         self._stream(name).unlink(missing_ok=True)
-        command = [self._python, "-m", "tests.tasks.ranks.launchers.driver", str(self._folder / f"{name}.json")]
+        command = [self._python, "-m", "tests.tasks.process.rank_stage", str(self._folder / f"{name}.json")]
         environment = {**os.environ, **self.cluster.environment, **self.cluster.mark, **more}
         return subprocess.Popen(
             [*command, *(where or ("ray", self.cluster.address, "2"))], env=environment, text=True,

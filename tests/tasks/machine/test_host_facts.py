@@ -1,5 +1,7 @@
 """What is read from Linux's own files: written here as other machines have them."""
 
+from dataclasses import replace
+
 import psutil
 import pytest
 
@@ -16,77 +18,79 @@ from tasks.machine.host_facts import (
 
 
 @pytest.fixture(autouse=True)
-def files_of_another_machine(tmp_path, monkeypatch):
+def put(tmp_path, monkeypatch):
+    """Return `put(path, text)`: writes a file in the place of this machine's, none of which are read."""
     monkeypatch.setattr(host_facts, "_ROOT", tmp_path)
 
+    def put(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text + "\n")
 
-def put(root, path, text):
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    (root / path).write_text(text + "\n")
+    return put
 
 
-def test_hyper_threads_of_one_core_are_one_physical_core(tmp_path):
+def test_hyper_threads_of_one_core_are_one_physical_core(put):
     for cpu, siblings in enumerate(("0,4", "1,5", "2,6", "3,7") * 2):
-        put(tmp_path, f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list", siblings)
+        put(f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list", siblings)
     assert count_physical_cores([0, 1, 2, 3]) == 4
     assert count_physical_cores([0, 4]) == 1
     assert count_physical_cores(list(range(8))) == 4
     assert count_physical_cores([8]) is None
 
 
-def test_a_virtual_machines_cores_are_not_taken_on_trust(tmp_path):
-    put(tmp_path, "proc/cpuinfo", "processor : 0\nflags : fpu vme hypervisor lahf_lm")
+def test_a_virtual_machines_cores_are_not_taken_on_trust(put):
+    put("proc/cpuinfo", "processor : 0\nflags : fpu vme hypervisor lahf_lm")
     assert is_virtual_machine()
     assert check_siblings(2, 2, is_virtual=True).verdict == "not checked"
     assert check_siblings(2, 2, is_virtual=False).verdict == "ok"
     assert "hyper-threads of 1 physical core" in check_siblings(2, 1, is_virtual=False).found
-    put(tmp_path, "proc/cpuinfo", "processor : 0\nflags : fpu vme lahf_lm")
+    put("proc/cpuinfo", "processor : 0\nflags : fpu vme lahf_lm")
     assert not is_virtual_machine()
 
 
-def test_the_tightest_quota_of_nested_control_groups_counts(tmp_path):
-    put(tmp_path, "proc/self/cgroup", "0::/kubepods/pod7")
+def test_the_tightest_quota_of_nested_control_groups_counts(put):
+    put("proc/self/cgroup", "0::/kubepods/pod7")
     assert read_cpu_quota() is None
-    put(tmp_path, "sys/fs/cgroup/kubepods/pod7/cpu.max", "max 100000")
+    put("sys/fs/cgroup/kubepods/pod7/cpu.max", "max 100000")
     assert read_cpu_quota() is None
-    put(tmp_path, "sys/fs/cgroup/kubepods/cpu.max", "250000 100000")
+    put("sys/fs/cgroup/kubepods/cpu.max", "250000 100000")
     assert read_cpu_quota() == 2.5
-    put(tmp_path, "sys/fs/cgroup/kubepods/pod7/cpu.max", "150000 100000")
+    put("sys/fs/cgroup/kubepods/pod7/cpu.max", "150000 100000")
     assert read_cpu_quota() == 1.5
 
 
-def test_the_quota_of_version_1_is_read_too(tmp_path):
-    put(tmp_path, "proc/self/cgroup", "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/")
+def test_the_quota_of_version_1_is_read_too(put):
+    put("proc/self/cgroup", "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/")
     # Inside a container the folder of the host's path is not there, its content is mounted on top.
     top = "sys/fs/cgroup/cpu,cpuacct"
-    put(tmp_path, f"{top}/cpu.cfs_period_us", "100000")
-    put(tmp_path, f"{top}/cpu.cfs_quota_us", "-1")
+    put(f"{top}/cpu.cfs_period_us", "100000")
+    put(f"{top}/cpu.cfs_quota_us", "-1")
     assert read_cpu_quota() is None
-    put(tmp_path, f"{top}/cpu.cfs_quota_us", "50000")
+    put(f"{top}/cpu.cfs_quota_us", "50000")
     assert read_cpu_quota() == 0.5
 
 
-def test_the_control_groups_memory_counts_without_its_cache(tmp_path):
-    put(tmp_path, "proc/self/cgroup", "0::/box")
+def test_the_control_groups_memory_counts_without_its_cache(put):
+    put("proc/self/cgroup", "0::/box")
     machine, whose = read_free_memory_bytes()
     assert whose == "of the machine"
     assert 0 < machine <= psutil.virtual_memory().total
-    put(tmp_path, "sys/fs/cgroup/box/memory.max", str(2 * 2**20))
-    put(tmp_path, "sys/fs/cgroup/box/memory.current", str(2**20))
-    put(tmp_path, "sys/fs/cgroup/box/memory.stat", f"anon 5\ninactive_file {2**18}")
+    put("sys/fs/cgroup/box/memory.max", str(2 * 2**20))
+    put("sys/fs/cgroup/box/memory.current", str(2**20))
+    put("sys/fs/cgroup/box/memory.stat", f"anon 5\ninactive_file {2**18}")
     assert read_free_memory_bytes() == (2**20 + 2**18, "of the control group")
-    put(tmp_path, "sys/fs/cgroup/box/memory.max", "max")
+    put("sys/fs/cgroup/box/memory.max", "max")
     assert read_free_memory_bytes()[1] == "of the machine"
 
 
-def test_governor_cap_and_throttling_are_read(tmp_path):
+def test_governor_cap_and_throttling_are_read(put):
     for cpu, count in ((0, "3"), (1, "4")):
         folder = f"sys/devices/system/cpu/cpu{cpu}"
-        put(tmp_path, f"{folder}/cpufreq/scaling_governor", "powersave")
-        put(tmp_path, f"{folder}/cpufreq/scaling_driver", "acpi-cpufreq")
-        put(tmp_path, f"{folder}/cpufreq/scaling_max_freq", "1800000")
-        put(tmp_path, f"{folder}/cpufreq/cpuinfo_max_freq", "3600000")
-        put(tmp_path, f"{folder}/thermal_throttle/core_throttle_count", count)
+        put(f"{folder}/cpufreq/scaling_governor", "powersave")
+        put(f"{folder}/cpufreq/scaling_driver", "acpi-cpufreq")
+        put(f"{folder}/cpufreq/scaling_max_freq", "1800000")
+        put(f"{folder}/cpufreq/cpuinfo_max_freq", "3600000")
+        put(f"{folder}/thermal_throttle/core_throttle_count", count)
     facts = read_cpu_frequency([0, 1])
     assert facts == CpuFrequency(governors=("powersave",), driver="acpi-cpufreq", capped_to=0.5, num_throttled=7)
     nothing = CpuFrequency(governors=(), driver=None, capped_to=None, num_throttled=None)
@@ -95,17 +99,17 @@ def test_governor_cap_and_throttling_are_read(tmp_path):
     assert check_frequency(nothing, nothing, is_on_battery=True).verdict == "warning"
 
 
-def frequency(governor, *, driver="acpi-cpufreq", cap=1.0, throttled=5):
-    return CpuFrequency(governors=(governor,), driver=driver, capped_to=cap, num_throttled=throttled)
-
-
-def test_a_clock_that_is_held_down_is_a_warning():
-    def verdict(after):
-        return check_frequency(frequency("performance"), after, is_on_battery=False).verdict
-
-    assert verdict(frequency("performance")) == "ok"
-    assert verdict(frequency("schedutil")) == "ok"
-    assert verdict(frequency("powersave")) == "warning"
-    assert verdict(frequency("powersave", driver="intel_pstate")) == "ok"
-    assert verdict(frequency("performance", cap=0.94)) == "warning"
-    assert verdict(frequency("performance", throttled=6)) == "warning"
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "ok"),
+        ({"governors": ("schedutil",)}, "ok"),
+        ({"governors": ("powersave",)}, "warning"),
+        ({"governors": ("powersave",), "driver": "intel_pstate"}, "ok"),
+        ({"capped_to": 0.94}, "warning"),
+        ({"num_throttled": 6}, "warning"),
+    ],
+)
+def test_a_clock_that_is_held_down_is_a_warning(changes, verdict):
+    before = CpuFrequency(governors=("performance",), driver="acpi-cpufreq", capped_to=1.0, num_throttled=5)
+    assert check_frequency(before, replace(before, **changes), is_on_battery=False).verdict == verdict

@@ -1,5 +1,6 @@
 """A stage whose ranks train under a real torchrun is asked to stop, or loses a part of itself, at several moments."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -7,15 +8,16 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import PROJECT
+from tests.emulator import WORKLOAD
+from tests.emulator.device import EmulatedDevice, write_device
 from tests.flows.toy_project import wait_for
 from tests.processes import find, left_of, new_mark, none_left_of
-from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.tiny import make_config, make_slice
 from tests.training.conftest import events_in
 from training.process.files import write_json
 from training.state.receipt import find_receipt_problem
@@ -32,21 +34,18 @@ _SECONDS_TO_END = 10.0
 class Stage:
     """A stage that trains longer than any test."""
 
+    work: Any
     config: dict[str, Any]
-    mark: dict[str, str] = field(default_factory=new_mark)
-    python: str = sys.executable
+    python: str
     """Of the stage, and so of torchrun and its ranks."""
-
-    @property
-    def work(self):
-        return Path(self.config["work_dir"])
+    mark: dict[str, str] = field(default_factory=new_mark)
 
     def start(self):
         """Start it on what the last launch has left."""
         (self.work / "steps.jsonl").unlink(missing_ok=True)
         write_json(self.work.with_suffix(".json"), self.config)
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.tasks.process.rank_stage", str(self.work.with_suffix(".json")), self.python],
+            [self.python, "-m", "tests.tasks.process.rank_stage", str(self.work.with_suffix(".json"))],
             cwd=PROJECT, env={**os.environ, **self.mark}, stdout=-1, stderr=-1, text=True,
         )  # fmt: skip
 
@@ -56,11 +55,13 @@ class Stage:
     def last_step(self):
         return max((event["step"] for event in self.events("step")), default=0)
 
-    def wait_for_steps(self, count, process):
+    def start_and_wait_for_steps(self, count):
+        process = self.start()
         wait_for(
             lambda: len(self.events("step")) >= count or process.poll() is not None, seconds=180, what="ranks train"
         )
         assert process.poll() is None, process.communicate()
+        return process
 
     def whole_checkpoints(self):
         """Return the steps of the checkpoints, after looking at every byte of them.
@@ -68,54 +69,56 @@ class Stage:
         What was being written when the process was killed has another name, and is removed at the next start.
         """
         fingerprint = self.config["segments"][0]["fingerprint"]
-        named = (self.work / "partial" / fingerprint).glob("step-*")
-        folders = sorted(folder for folder in named if folder.name.removeprefix("step-").isdigit())
-        assert [find_receipt_problem(folder, fingerprint=fingerprint) for folder in folders] == [None] * len(folders)
-        return [int(folder.name.removeprefix("step-")) for folder in folders]
+        named = sorted((self.work / "partial" / fingerprint).glob("step-*"))
+        steps = {folder: folder.name.removeprefix("step-") for folder in named}
+        whole = {folder: int(step) for folder, step in steps.items() if step.isdigit()}
+        assert {find_receipt_problem(folder, fingerprint=fingerprint) for folder in whole} <= {None}
+        return list(whole.values())
 
     def require_gone(self):
         wait_for(lambda: not left_of(self.mark), seconds=_SECONDS_TO_BE_GONE, what="nobody is left")
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    """Return `config(work_dir)`: two ranks with more to do than any test waits for."""
+def inputs(tmp_path_factory):
+    """A model whose layers sleep, which leaves the cores to who starts, and more rows than any test waits for."""
     root = tmp_path_factory.mktemp("endless")
-    model, rows = make_tiny_model(root / "model"), make_slice(root / "rows", num_rows=40_000)
-
-    def make(work):
-        return make_config(
-            work, model, [rows], cell="2proc", strategy="ddp", world_size=2, global_batch_size=4, micro_batch_size=1
-        )
-
-    return make
+    device = EmulatedDevice(num_layers=2, parameters_per_layer=64, forward_ms=4, backward_ms=8)
+    return write_device(root / "model", device), [make_slice(root / "rows", num_rows=20_000)]
 
 
 @pytest.fixture
-def stage(config, tmp_path, warm):
-    """One whose ranks start at once: they are asked, not killed."""
-    stage = Stage(config(tmp_path / "work"), python=str(warm / "python"))
-    with none_left_of(stage.mark):
-        yield stage
+def make_stage(inputs, tmp_path):
+    """Return `make_stage(name, python, **changes)`: two ranks of that interpreter."""
+    with contextlib.ExitStack() as stack:
+
+        def make(name, python, **changes):
+            work = tmp_path / name / "work"
+            config = make_config(
+                work, *inputs, cell="2proc", strategy="ddp", world_size=2, global_batch_size=4, micro_batch_size=1,
+                workload=WORKLOAD, **changes,
+            )  # fmt: skip
+            stage = Stage(work, config, str(python))
+            stack.enter_context(none_left_of(stage.mark))
+            return stage
+
+        yield make
 
 
-def _end(process, *signals):
-    """Send the signals, some moments apart; return exit code and last line."""
-    for number in signals:
+def _end(process, number=None):
+    """Send the signal, if there is one; return exit code and last line."""
+    if number is not None:
         process.send_signal(number)
-        time.sleep(0.05)
     _, said = process.communicate(timeout=120)
     return process.returncode, said.strip().splitlines()[-1]
 
 
-def test_sigterm_saves_the_step_it_comes_in_and_exits_with_75_at_any_moment(stage):
-    saved = 0
+def test_sigterm_saves_the_step_it_comes_in_and_exits_with_75_at_any_moment(make_stage, warm):
+    # Its ranks start at once: they are asked, not killed.
+    stage, saved = make_stage("one", warm / "python"), 0
     for num_steps in (0, 1, 30):
-        process = stage.start()
-        if num_steps:
-            stage.wait_for_steps(num_steps, process)
-        else:
-            wait_for(lambda: (stage.work / "config.json").exists(), seconds=120, what="the ranks are being started")
+        process = stage.start_and_wait_for_steps(num_steps)
+        wait_for(lambda: (stage.work / "config.json").exists(), seconds=120, what="the ranks are being started")
         seen, asked_at = stage.last_step(), time.monotonic()
         code, said = _end(process, signal.SIGTERM)
         assert code == 75, said
@@ -130,40 +133,35 @@ def test_sigterm_saves_the_step_it_comes_in_and_exits_with_75_at_any_moment(stag
             assert saved == stage.last_step()
 
 
-def test_ctrl_c_twice_ends_now_and_the_last_checkpoint_is_whole(config, tmp_path):
-    stage = Stage({**config(tmp_path / "work"), "checkpoint_every_steps": 2})
-    with none_left_of(stage.mark):
-        process = stage.start()
-        stage.wait_for_steps(9, process)
-        # Ranks that do not get to run can save nothing: only the second signal ends them.
-        for rank in [pid for pid, command in left_of(stage.mark).items() if "-m training" in command]:
-            os.kill(rank, signal.SIGSTOP)
-        process.send_signal(signal.SIGINT)
-        time.sleep(1)
-        assert process.poll() is None
-        asked_at = time.monotonic()
-        assert _end(process, signal.SIGINT) == (130, "train: interrupted")
-        assert time.monotonic() - asked_at < _SECONDS_TO_END
-        stage.require_gone()
-        # Three, if it was stopped between writing one and dropping the oldest.
-        assert len(stage.whole_checkpoints()) in (2, 3)
+def test_ctrl_c_twice_ends_now_and_the_last_checkpoint_is_whole(make_stage):
+    stage = make_stage("one", sys.executable, checkpoint_every_steps=2)
+    process = stage.start_and_wait_for_steps(9)
+    # Ranks that do not get to run can save nothing: only the second signal ends them.
+    for rank in [pid for pid, command in left_of(stage.mark).items() if "-m training" in command]:
+        os.kill(rank, signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None
+    asked_at = time.monotonic()
+    assert _end(process, signal.SIGINT) == (130, "train: interrupted")
+    assert time.monotonic() - asked_at < _SECONDS_TO_END
+    stage.require_gone()
+    # Three, if it was stopped between writing one and dropping the oldest.
+    assert len(stage.whole_checkpoints()) in (2, 3)
 
 
 def test_two_runs_side_by_side_though_the_usual_port_is_taken_one_loses_torchrun_the_other_gets_ctrl_c(
-    config, tmp_path, warm
+    make_stage, warm
 ):
     # What is killed is started as users start it.
-    one = Stage(config(tmp_path / "one" / "work"))
-    other = Stage(config(tmp_path / "other" / "work"), python=str(warm / "python"))
-    with socket.socket() as usual, none_left_of(one.mark), none_left_of(other.mark):
+    one, other = make_stage("one", sys.executable), make_stage("other", warm / "python")
+    with socket.socket() as usual:
         usual.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         usual.bind(("", 29500))
         usual.listen()
-        process = one.start()
-        one.wait_for_steps(3, process)
+        process = one.start_and_wait_for_steps(3)
         # It starts at once, and would otherwise train for as long as the first one imports.
-        other_process = other.start()
-        other.wait_for_steps(3, other_process)
+        other_process = other.start_and_wait_for_steps(3)
 
         os.kill(find(one.mark, "torch.distributed.run"), signal.SIGKILL)
         code, said = _end(process)

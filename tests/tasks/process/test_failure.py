@@ -16,6 +16,13 @@ def _end(body):
         ("raise ConfigurationError('a\\nb')", 2, "stage: a b\n"),
         ("raise PreemptedError('a b')", 75, "stage: a b\n"),
         ("raise KeyboardInterrupt", 130, "stage: interrupted\n"),
+        # Ctrl-C twice, while ranks run that do not end at the first.
+        (
+            "import signal; from tasks.process import stopping\n"
+            "    with stopping.stop_on_signals(): [signal.raise_signal(signal.SIGINT) for _ in range(2)]",
+            130,
+            "stage: interrupted\n",
+        ),
         ("raise KeyError('x')", 1, "Traceback"),
         ("import atexit, os; atexit.register(os.write, 2, b'handler\\n')", 0, "handler\n"),
         ("import os, sys; sys.stdout = open('/dev/full', 'w'); print(1); os.write(2, b'left\\n')", 120, "left\n"),

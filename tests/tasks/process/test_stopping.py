@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -31,8 +30,25 @@ say("end")
 """
 
 
-def _run(*, ask_at, number=signal.SIGTERM, leaves_early=True):
-    """Send the signal once the stage has said a word; return exit code, words and the last line of its errors."""
+_INSIDE = ["before", "inside", "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("ask_at", "number", "leaves_early", "code", "words", "line"),
+    [
+        # Outside it is ended at once.
+        ("before", signal.SIGTERM, True, 75, ["before"], "stage: stopped; what is finished is kept"),
+        ("after", signal.SIGTERM, True, 75, ["before", "inside", "whole", "after"], "stage: stopped"),
+        # Inside the signal is noted, and answered on the way out.
+        ("inside", signal.SIGTERM, True, 75, _INSIDE, "stage: stopped"),
+        # One that came too late to be looked at, too.
+        ("inside", signal.SIGTERM, False, 75, _INSIDE, "stage: stopped"),
+        ("inside", signal.SIGINT, True, -signal.SIGINT, _INSIDE, "KeyboardInterrupt"),
+    ],
+)
+def test_a_signal_ends_a_stage_with_its_code_and_line_and_inside_only_on_the_way_out(
+    ask_at, number, leaves_early, code, words, line
+):
     seconds = {name: 30 if name == ask_at else 0 for name in ("before", "inside", "after")}
     if not leaves_early:
         seconds["inside"] = 1
@@ -40,34 +56,10 @@ def _run(*, ask_at, number=signal.SIGTERM, leaves_early=True):
         [sys.executable, "-c", _STAGE.format(leaves_early=leaves_early, **seconds)],
         cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    words = []
-    while not words or words[-1] != ask_at:
-        words.append(process.stdout.readline().strip())
-    started = time.monotonic()
+    said = []
+    while not said or said[-1] != ask_at:
+        said.append(process.stdout.readline().strip())
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
-    assert time.monotonic() - started < 10
-    return process.returncode, words + out.split(), (err.strip().splitlines() or [""])[-1]
-
-
-@pytest.mark.parametrize("ask_at", ["before", "after"])
-def test_outside_a_signal_ends_the_stage_at_once(ask_at):
-    code, words, line = _run(ask_at=ask_at)
-    assert (code, words[-1]) == (75, ask_at)
-    assert line.startswith("stage: stopped; what is finished is kept")
-
-
-def test_inside_it_is_noted_and_answered_on_the_way_out():
-    code, words, line = _run(ask_at="inside")
-    assert (code, words) == (75, ["before", "inside", "stopped"])
-    assert line.startswith("stage: stopped")
-
-
-def test_one_that_came_too_late_to_be_looked_at_is_answered_all_the_same():
-    code, words, _ = _run(ask_at="inside", leaves_early=False)
-    assert (code, words) == (75, ["before", "inside", "stopped"])
-
-
-def test_ctrl_c_inside_is_one_by_hand_outside():
-    code, words, line = _run(ask_at="inside", number=signal.SIGINT)
-    assert (code, words, line) == (-signal.SIGINT, ["before", "inside", "stopped"], "KeyboardInterrupt")
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, said + out.split()) == (code, words)
+    assert err.splitlines()[-1].startswith(line)

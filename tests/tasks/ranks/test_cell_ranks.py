@@ -10,22 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.params import load_params
 from tasks.process.failure import ExitCode, PreemptedError, ResourceError
 from tasks.ranks import cell_ranks
-from tasks.ranks.cell_ranks import choose_device, run_ranks
+from tasks.ranks.cell_ranks import run_ranks
 from tasks.ranks.watchdog import Watchdog
-from tests.machines import make_machine
 from tests.tasks.ranks.test_memory import CONFIG
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.config import parse_config
 from training.process.heartbeat import Heartbeat, StepSection
-
-
-def test_ranks_compute_on_gpus_where_there_are_any(project):
-    params = load_params(project / "params.yaml")
-    assert choose_device("1proc", params, make_machine(num_gpus=1, num_cpus=8)) == "cuda"
-    assert choose_device("2proc", params, make_machine(num_cpus=2)) == "cpu"
 
 
 def _ask_to_stop(stop, work, monkeypatch, *, num_bytes, section=StepSection.FORWARD):

@@ -27,22 +27,20 @@ def _load(**changes):
     return StepLoad(**told | changes)
 
 
-def test_a_micro_batch_takes_its_arithmetic_or_its_memory_at_the_assumed_shares_of_the_peaks():
-    found = model_tokens_per_second(_load(), _CARD)
-    # At most: 75 % of 100 TFLOP/s and 90 % of 1,000 GB/s; at least: 40 % and 60 %. Two such micro-batches per step.
-    fast, slow = 6e12 / 75e12 + 90 / 900 + 90 / 900, 6e12 / 40e12 + 90 / 600 + 90 / 600
-    assert found.high == pytest.approx(1800 / (2 * fast))
-    assert found.low == pytest.approx(1800 / (2 * slow))
-
-
-def test_an_update_moves_44_bytes_per_parameter():
-    found = model_tokens_per_second(_load(num_updated=1e9), _CARD)
-    assert found.high == pytest.approx(1800 / (2 * 0.28 + 44 / 900))
-
-
-def test_small_kernels_take_what_the_host_needs_to_launch_them():
-    found = model_tokens_per_second(_load(work=Work(num_kernels=100_000)), _CARD)
-    assert (found.low, found.high) == (pytest.approx(1800 / 2.0), pytest.approx(1800 / 0.8))
+@pytest.mark.parametrize(
+    ("changes", "fast", "slow"),
+    [
+        # At most: 75 % of 100 TFLOP/s and 90 % of 1,000 GB/s; at least: 40 % and 60 %. Two such micro-batches per step.
+        ({}, 2 * (6 / 75 + 90 / 900 + 90 / 900), 2 * (6 / 40 + 90 / 600 + 90 / 600)),
+        # An update moves 44 bytes per parameter.
+        ({"num_updated": 1e9}, 2 * 0.28 + 44 / 900, 2 * 0.45 + 44 / 600),
+        # Small kernels take what the host needs to launch them.
+        ({"work": Work(num_kernels=100_000)}, 0.8, 2.0),
+    ],
+)
+def test_a_step_takes_its_arithmetic_its_memory_or_its_launches_at_the_assumed_shares_of_the_peaks(changes, fast, slow):
+    found = model_tokens_per_second(_load(**changes), _CARD)
+    assert (found.high, found.low) == (pytest.approx(1800 / fast), pytest.approx(1800 / slow))
 
 
 def test_an_exchange_is_hidden_behind_the_backward_at_best_and_not_at_all_at_worst():

@@ -1,4 +1,4 @@
-import pytest
+import threading
 
 from tasks.services.follower import attempt_within
 from tasks.services.tracked import collect_report, describe_comparison, make_step_point
@@ -6,25 +6,21 @@ from tasks.services.trackers.mlflow import choose_uri
 from tests.tracked_run import cell_facts, report_results, step_event, tracked_params, write_comparison
 
 
-@pytest.fixture
-def params():
-    return tracked_params()
-
-
 def _digest(params, data, **run):
     facts = cell_facts(params.baseline, params).model_copy(update=run)
     return describe_comparison(params, facts, slices=data / "slices", machine=data / "machine.json").digest
 
 
-def test_a_report_is_sent_without_what_is_published_and_without_that_of_a_search(params, tmp_path):
+def test_a_report_is_sent_without_what_is_published_and_without_that_of_a_search(tmp_path):
     sent = {"index.html", "blocks.parquet", "charts/a.svg"}
     for name in (*sent, "hub/model.pt", "README.md", "search.html", "search.md", "search/a.svg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    assert set(collect_report(report_results(params, speedup=None), tmp_path).files) == sent
+    assert set(collect_report(report_results(tracked_params(), speedup=None), tmp_path).files) == sent
 
 
-def test_identity_is_that_of_params_code_model_machine_and_data_and_of_nothing_else(params, tmp_path):
+def test_identity_is_that_of_params_code_model_machine_and_data_and_of_nothing_else(tmp_path):
+    params = tracked_params()
     write_comparison(tmp_path, params)
     upload = params.upload.model_copy(update={"repo_id": "me/model"})
     tracking = params.tracking.model_copy(update={"uri": "http://elsewhere"})
@@ -60,8 +56,6 @@ def test_params_yaml_then_the_environment_then_a_file_here_say_where_runs_are_ke
 
 
 def test_a_call_that_does_not_end_is_left_alone_after_its_bound():
-    import threading
-
     never = threading.Event()
     assert attempt_within(0.05, never.wait) == (None, "no answer within 0 seconds")
     never.set()

@@ -57,41 +57,40 @@ def test_the_folder_of_a_launch_goes_with_the_next_one_once_its_actor_is_gone(no
     assert node._folder.is_dir()
 
 
-@pytest.mark.parametrize(
-    ("name", "there"),
-    [
-        # What is set in the shell of the stage holds on all machines, and nothing else of its kind.
-        ("NCCL_ALGO", ("Ring", "Tree", "Ring")),
-        ("MALLOC_ARENA_MAX", ("1", None, "1")),
-        ("NCCL_DEBUG", (None, "INFO", None)),
-        # A machine knows its own files and devices.
-        ("CUDA_VISIBLE_DEVICES", ("GPU-5ab1", "0", "0")),
-        ("LD_AUDIT", ("/here.so", None, None)),
-        ("NCCL_CONF_FILE", ("/here", None, None)),
-        ("NCCL_IB_HCA", ("mlx5_0", None, None)),
-        ("NCCL_SOCKET_IFNAME", ("eth0", None, None)),
-    ],
-)
-def test_ranks_on_another_machine_have_the_settings_of_the_stages_shell_and_places_of_their_own(
-    node, monkeypatch, name, there
-):
-    def set_here(value):
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
+_SETTINGS = {
+    # What is set in the shell of the stage holds on all machines, and nothing else of its kind.
+    "NCCL_ALGO": ("Ring", "Tree", "Ring"),
+    "MALLOC_ARENA_MAX": ("1", None, "1"),
+    "NCCL_DEBUG": (None, "INFO", None),
+    # A machine knows its own files and devices.
+    "CUDA_VISIBLE_DEVICES": ("GPU-5ab1", "0", "0"),
+    "LD_AUDIT": ("/here.so", None, None),
+    "NCCL_CONF_FILE": ("/here", None, None),
+    "NCCL_IB_HCA": ("mlx5_0", None, None),
+    "NCCL_SOCKET_IFNAME": ("eth0", None, None),
+}
+"""Name -> what it is for the stage, on the other machine, and there for a rank."""
 
-    of_stage, of_machine, expected = there
+
+def test_ranks_on_another_machine_have_the_settings_of_the_stages_shell_and_places_of_their_own(node, monkeypatch):
+    def set_all(place):
+        for name, values in _SETTINGS.items():
+            monkeypatch.delenv(name, raising=False)
+            if values[place] is not None:
+                monkeypatch.setenv(name, values[place])
+
     launch = _Launch.__new__(_Launch)
     launch._world_size, launch._threads, launch._machines = 2, 1, [SimpleNamespace(address="127.0.0.1")]
     launch._nodes = Nodes(num_nodes=2, address="auto", wait_seconds=1.0, silence_seconds=1.0)
-    set_here(of_stage)
+    set_all(0)
     environment = launch._make_environment()
-    set_here(of_machine)
+    set_all(1)
     (node._folder / "code").mkdir()
-    words = ["-c", f"import os; print(os.environ.get({name!r}))"]
+    words = ["-c", "import json, os; print(json.dumps(dict(os.environ)))"]
     node.start([1], words, environment, world_size=2, config={}, own=None)
     wait_for(lambda: node.look()["codes"] == {1: 0}, seconds=60, what="it ended well")
-    assert node.finish()["logs"]["1/stdout.log"].decode().strip() == str(expected)
+    found = json.loads(node.finish()["logs"]["1/stdout.log"])
+    assert {name: found.get(name) for name in _SETTINGS} == {name: there for name, (*_, there) in _SETTINGS.items()}
 
 
 def test_a_bundle_has_code_data_and_what_the_launch_goes_on_from(tmp_path):

@@ -20,11 +20,13 @@ _SECONDS = 180.0
 
 
 @pytest.fixture(params=LAUNCHERS)
-def start(request, tmp_path, starts_warm):
+def start(request, tmp_path, starts_warm, monkeypatch):
     """Start two ranks, which do what they are told (tests/tasks/ranks/launchers/toy_rank.py).
 
     torchrun starts at once; the ranks are cold, and its own children.
     """
+    # That Ray's gives the others to say who was first: here there is one that fails.
+    monkeypatch.setattr("tasks.ranks.launchers.ray._SECONDS_FOR_THE_OTHERS", 0.5)
     running = []
 
     def starting(*asked):
@@ -43,13 +45,16 @@ def start(request, tmp_path, starts_warm):
 
 
 def _end(launch):
-    wait_for(lambda: not launch.is_running, seconds=_SECONDS, what="it is so")
+    wait_for(lambda: not launch.is_running, seconds=_SECONDS, what="the ranks have ended")
     launch.stop(grace_seconds=0.0)
     return launch
 
 
-def _have_begun(folder):
-    return len([file for file in folder.glob("pid-*") if file.read_text()]) == 2
+def _wait_for_begin(folder):
+    wait_for(
+        lambda: len([file for file in folder.glob("pid-*") if file.read_text()]) == 2, seconds=_SECONDS,
+        what="two ranks have begun",
+    )  # fmt: skip
 
 
 def _alive(folder):
@@ -84,7 +89,7 @@ def test_ranks_that_are_asked_to_stop_may_save_first(start, tmp_path, monkeypatc
     monkeypatch.setattr(sys, "executable", f"{sys.prefix}/bin/python")
     monkeypatch.setenv("PET_SHUTDOWN_TIMEOUT", "1")
     launch = start("saves", "saves")
-    wait_for(lambda: _have_begun(tmp_path), seconds=_SECONDS, what="it is so")
+    _wait_for_begin(tmp_path)
     assert launch.is_running
     launch.stop(grace_seconds=_SECONDS)
     assert sorted(file.name for file in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
@@ -93,8 +98,8 @@ def test_ranks_that_are_asked_to_stop_may_save_first(start, tmp_path, monkeypatc
 
 def test_ranks_that_do_not_listen_are_ended_and_none_is_left(start, tmp_path):
     launch = start("stays", "stays")
-    wait_for(lambda: _have_begun(tmp_path), seconds=_SECONDS, what="it is so")
+    _wait_for_begin(tmp_path)
     launch.stop(grace_seconds=0.0)
-    wait_for(lambda: not _alive(tmp_path), seconds=_SECONDS, what="it is so")
+    wait_for(lambda: not _alive(tmp_path), seconds=_SECONDS, what="none is left")
     assert not launch.is_running
     assert os.listdir(launch.log_folder), "what they said stays"

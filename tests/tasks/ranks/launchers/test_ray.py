@@ -31,24 +31,6 @@ def training(tmp_path_factory, warm):
         yield RayTraining(folder, cluster, python=python)
 
 
-def _list_listening(mark):
-    """Return (address, port, process) of every open port of the processes with the mark."""
-    return [
-        (part.laddr.ip.removeprefix("::ffff:"), part.laddr.port, one.name())
-        for one in map(psutil.Process, left_of(mark)) for part in one.net_connections("tcp")
-        if part.status == psutil.CONN_LISTEN
-    ]  # fmt: skip
-
-
-def test_a_named_cluster_opens_to_others_what_docs_ray_md_says(training):
-    seen = [one for one in _list_listening(training.cluster.mark) if not one[0].startswith("127.")]
-    assert {"gcs_server", "raylet"} <= {name for *_, name in seen}
-    others = [one for one in seen if one[2] not in ("gcs_server", "raylet")]
-    assert {address for address, *_ in others} <= {find_own_address()}, others
-    # Ray's client server and the agent of environments.
-    assert all(port == 10001 or name.startswith("ray::Runtime") for _, port, name in others), others
-
-
 def test_whatever_is_killed_nothing_is_left_and_the_last_of_many_runs_has_the_weights_of_torchrun(training):
     assert kill_in_turn(training) == []
 
@@ -79,7 +61,7 @@ def test_a_machine_with_another_version_of_what_computes_the_updates_is_refused_
     with two_raylets(
         tmp_path, addresses=(here, here), starts=(subprocess.Popen, start_other), python=python
     ) as cluster:
-        command = [python, "-m", "tests.tasks.ranks.launchers.driver", str(tmp_path / "config.json")]
+        command = [python, "-m", "tests.tasks.process.rank_stage", str(tmp_path / "config.json")]
         done = subprocess.run(
             [*command, "ray", cluster.address, "2"], env={**os.environ, **cluster.environment, **cluster.mark},
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
@@ -94,9 +76,13 @@ def test_a_cluster_of_its_own_listens_on_loopback_alone_saves_when_asked_and_end
     not_started = Cluster(tmp_path, addresses=("127.0.0.1",) * 2, starts=nothing, python=sys.executable)
     training = RayTraining(tmp_path, not_started, python=str(warm / "python"))
     process = training.begin("own", "ray", "local", "1", **mark)
-    listening = _list_listening(mark)
-    assert {"raylet", "gcs_server"} <= {name for *_, name in listening}
-    assert {address for address, *_ in listening} == {"127.0.0.1"}, listening
+    listening = {
+        (one.name(), part.laddr.ip.removeprefix("::ffff:"))
+        for one in map(psutil.Process, left_of(mark)) for part in one.net_connections("tcp")
+        if part.status == psutil.CONN_LISTEN
+    }  # fmt: skip
+    assert {"raylet", "gcs_server"} <= {name for name, _ in listening}
+    assert {address for _, address in listening} == {"127.0.0.1"}, listening
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 75, out[-4000:]

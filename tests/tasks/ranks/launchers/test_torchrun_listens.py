@@ -8,10 +8,12 @@ import time
 import pytest
 
 from tasks.ranks.launchers.torchrun import start
+from tests.emulator import WORKLOAD
+from tests.emulator.device import EmulatedDevice, write_device
 from tests.hostile.payloads import touching
 from tests.listeners import Listeners
 from tests.processes import new_mark, none_left_of, run_python
-from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.tiny import make_config, make_slice
 from training.process.files import write_json
 
 pytestmark = pytest.mark.slow
@@ -50,13 +52,17 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory, warm):
-    """Two ranks under the real launcher that train for longer than these tests, and what they listen on."""
+    """Two ranks under the real launcher that train for longer than these tests, and what they listen on.
+
+    Their layers sleep: whoever writes to their ports has the cores.
+    """
     mark, folder = new_mark(), tmp_path_factory.mktemp("listens")
     work = folder / "w o:r,k=ü"
     work.mkdir()
+    device = EmulatedDevice(num_layers=2, parameters_per_layer=64, forward_ms=10, backward_ms=20)
     config = make_config(
-        work, make_tiny_model(folder / "model"), [make_slice(folder / "slice", num_rows=16)], epochs=4_000,
-        cell="2proc", strategy="ddp", world_size=2, global_batch_size=4,
+        work, write_device(folder / "model", device), [make_slice(folder / "slice", num_rows=16)], epochs=4_000,
+        cell="2proc", strategy="ddp", world_size=2, global_batch_size=4, workload=WORKLOAD,
     )  # fmt: skip
     write_json(work / "config.json", config)
     with none_left_of(mark), Listeners(mark) as listeners:
@@ -81,13 +87,6 @@ def _wait_for_step(launch, work, *, at_least):
         time.sleep(0.1)
 
 
-def _ports_that_take(value, listeners):
-    """Return the ports at which a store of torch takes the value, under every key that there is."""
-    ports = [listener.address.rpartition(":")[2] for listener in listeners]
-    done = run_python("-c", WRITING, value.hex(), *ports)
-    return [int(port) for port in done.stdout.split()]
-
-
 def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch):
     _, listeners = launch
     assert listeners.num_looks > 20
@@ -100,7 +99,9 @@ def test_a_pickle_that_somebody_sends_to_every_open_port_is_taken_by_none(launch
     started, listeners = launch
     assert listeners.found
     canary = tmp_path / "canary"
-    assert _ports_that_take(pickle.dumps(touching(canary)), listeners.found) == []
+    ports = [listener.address.rpartition(":")[2] for listener in listeners.found]
+    done = run_python("-c", WRITING, pickle.dumps(touching(canary)).hex(), *ports)
+    assert done.stdout.split() == [], "ports at which a store of torch takes it"
     work = started.log_folder.parent
     _wait_for_step(started, work, at_least=(work / "steps.jsonl").read_text().count('"step"') + 5)
     assert not canary.exists()

@@ -19,7 +19,7 @@ def main():
     asked = json.loads(config.read_bytes())[f"rank-{rank}"]
     if asked == "saves":
         saved = config.with_name(f"saved-{rank}")
-        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), saved.touch(), os._exit(0)))
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), saved.touch(), os._exit(0)))
     config.with_name(f"pid-{rank}").write_text(str(os.getpid()))
     sys.stderr.write(f"last words of rank {rank}, {os.environ['OMP_NUM_THREADS']} threads\n")
     sys.stderr.flush()
