@@ -22,12 +22,10 @@ from training.process.files import digest_json
 def test_the_machine_digest_is_stable_and_covers_every_fact():
     first, second = collect_machine_facts(), collect_machine_facts()
     assert first == second
-    assert first.num_cpus >= 1
     assert {"python", "torch", "transformers", "numpy"} <= set(first.versions)
     # As it was before the facts had a class: nobody's segments are trained anew for it.
     assert first.digest == digest_json(first.content(exclude={"digest"}))
-    for name in MachineFile.model_fields.keys() - {"digest", "file_version"}:
-        assert name in first.content(exclude={"digest"})
+    assert MachineFile.model_fields.keys() - {"digest", "file_version"} <= first.content(exclude={"digest"}).keys()
 
 
 def test_what_is_kept_by_variables_is_asked_for_again_once_one_of_them_changes(project, tmp_path, monkeypatch):
@@ -44,8 +42,7 @@ def test_what_is_kept_by_variables_is_asked_for_again_once_one_of_them_changes(p
     assert {name for name in before if after[name] != before[name]} == {"measure", "evaluate"}
 
 
-def test_a_source_is_read_again_only_once_a_file_of_it_was_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_source_is_read_again_only_once_a_file_of_it_was_written(folder, monkeypatch):
     read = []
     monkeypatch.setattr("tasks.fingerprint._SETTLED_NS", 10**18)
     monkeypatch.setattr("tasks.fingerprint.digest_source", lambda place: read.append(1) or digest_source(place))
@@ -70,11 +67,8 @@ def test_a_source_is_read_again_only_once_a_file_of_it_was_written(tmp_path, mon
     assert digest_unless_known(Path("absent")) is None
     kept = json.loads((notes := Path(".work/digests.json")).read_bytes())
     stamps = kept["source"][0]
-    no_pair = [], "[]", 7, None, ["a"], ["a", "b", "c"], [1, 2], {stamps: after[0]}
-    for entry in (*no_pair, *([stamps, made] for made in (None, 7, int("7" * 64), "after", {}))):
-        notes.write_text(json.dumps({"source": entry}))
-        assert digest()[0] == after[0], entry
-    for text in ("", "[" * 100_000, "[]", "null", "7", '{"other": NaN}', '{"source"', "\0"):
+    no_pairs = ([], 7, [stamps], {stamps: after[0]}, [stamps, int("7" * 64)], [stamps, "after"])
+    for text in ("", "[" * 100_000, "[]", "\0", *(json.dumps({"source": entry}) for entry in no_pairs)):
         notes.write_text(text)
         assert digest()[0] == after[0], text
 
@@ -128,8 +122,7 @@ def test_a_run_whose_output_nobody_sees_leaves_what_changed_to_the_next(tmp_path
     note = {**list_versions(), "torch": "0.1"}
     (tmp_path / ".work" / "runs").mkdir(parents=True)
     (tmp_path / ".work" / "versions.json").write_text(json.dumps(note))
-    names = ("machine", "sources", "trial", "stages")
-    words = [word for name in names for word in (f"--{name}", f"{name}.json")]
+    words = [f"--{name}={name}.json" for name in ("machine", "sources", "trial", "stages")]
     kept = {"folder": tmp_path, "PYTHONPATH": str(project)}
     silent = run_python("-m", "tasks.fingerprint", *words, **kept, **{SILENT: "1"})
     shown = run_python("-m", "tasks.fingerprint", *words, **kept)

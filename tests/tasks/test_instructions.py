@@ -1,5 +1,6 @@
 """Instructions: from columns of a data set to prompts, and to tokens of which the response alone is learned."""
 
+import copy
 import shutil
 from pathlib import Path
 
@@ -17,29 +18,21 @@ from tests.tiny import with_manifest
 from training.workloads import instruction as workload
 
 DOLLY = TEMPLATES["dolly"]
-
-
 pytestmark = pytest.mark.usefixtures("folder")
-
-
 ROWS = [
     {
         "instruction": f"Say {number}.", "context": f"About the number {number}." if number % 2 else "",
-        "response": f"It is {number}.", "category": "qa",
+        "response": f"It is {number}.",
     }
     for number in range(30)
 ]  # fmt: skip
 """With Databricks' names; every other one has a context."""
 
 
-def write_source(rows, kind="jsonl"):
-    """Write the rows as a local data set; return its source."""
-    return write_columns(kind, {name: [row[name] for row in rows] for name in rows[0]})["source"]
-
-
-def asked(dataset, **changes):
-    """Return a comparison on instructions."""
-    return ask({"template": "dolly", **dataset}, **{"workload": "instruction", **changes})
+def asked(rows=ROWS, kind="jsonl", dataset=None):
+    """Write the rows as a local data set; return a comparison on them as instructions."""
+    source = write_columns(kind, {name: [row[name] for row in rows] for name in rows[0]})
+    return ask({"template": "dolly", **source, **(dataset or {})}, workload="instruction")
 
 
 def sliced(params, base_model):
@@ -50,43 +43,46 @@ def sliced(params, base_model):
 
 
 @pytest.mark.parametrize(
-    ("kind", "context", "response"), [("jsonl", "context", "response"), ("parquet", "input", "output")]
+    ("kind", "names", "keys"),
+    [
+        ("jsonl", ("instruction", "context", "response"), ()),
+        ("parquet", ("instruction", "input", "output"), ()),
+        ("parquet", ("question", "about", "answer"), ("instruction_column", "context_column", "response_column")),
+    ],
 )
-def test_columns_are_found_by_the_names_that_databricks_and_huggingface_gave_them(kind, context, response):
-    rows = [{"instruction": row["instruction"], context: row["context"], response: row["response"]} for row in ROWS]
-    found, manifest = download(asked({"source": write_source(rows, kind)}))
-    assert [(row["text"], row["context"], row["response"]) for row in found] == [
-        (row["instruction"], row["context"], row["response"]) for row in ROWS
-    ]
+def test_columns_are_found_by_the_names_that_databricks_and_huggingface_gave_them_or_that_are_given(kind, names, keys):
+    rows = [dict(zip(names, row.values(), strict=True)) for row in ROWS]
+    found, manifest = download(asked(rows, kind, dict(zip(keys, names, strict=False))))
+    assert [[row["text"], row["context"], row["response"]] for row in found] == [[*row.values()] for row in ROWS]
     assert (manifest["template"], manifest["text_column"]) == (DOLLY, None)
 
 
-def test_columns_of_other_names_are_named_and_a_context_may_be_missing():
+def test_a_column_that_is_not_there_is_named_and_a_context_may_be_missing():
     rows = [{"question": row["instruction"], "answer": row["response"]} for row in ROWS]
-    dataset = {"source": write_source(rows, "parquet"), "instruction_column": "question", "response_column": "answer"}
-    found, _ = download(asked(dataset))
-    assert [(row["text"], row["context"], row["response"]) for row in found] == [
-        (row["instruction"], "", row["response"]) for row in ROWS
-    ]
-    with pytest.raises(DataError, match=r"no column 'instruction'; the columns there are: 'answer', 'question'; set"):
-        download(asked({"source": "path:rows.parquet"}))
-    with pytest.raises(DataError, match=r"no column 'about'; .* set dataset.context_column"):
-        download(asked({**dataset, "context_column": "about"}))
+    dataset = {"instruction_column": "question", "response_column": "answer"}
+    found, _ = download(asked(rows, "parquet", dataset))
+    assert {row["context"] for row in found} == {""}
+    for more, says in (
+        ({}, r"no column 'instruction'; the columns there are: 'answer', 'question'; set"),
+        ({**dataset, "context_column": "about"}, r"no column 'about'; .* set dataset.context_column"),
+    ):
+        with pytest.raises(DataError, match=says):
+            download(asked(rows, "parquet", more))
 
 
 def test_a_row_without_instruction_or_response_is_left_out_and_one_without_context_is_not():
-    rows = [dict(row) for row in ROWS]
+    rows = copy.deepcopy(ROWS)
     rows[3]["response"], rows[5]["context"] = " ", None
-    found, manifest = download(asked({"source": write_source(rows)}))
+    found, manifest = download(asked(rows))
     assert manifest["quarantined"] == {"blank": 1}
     assert (found[3]["fault"], found[5]["fault"], found[5]["context"]) == ("blank", None, "")
     rows[4]["instruction"], rows[6]["response"] = None, None
     with pytest.raises(DataError, match=r"2 rows are null, the first is row 4.*set dataset\.instruction_column"):
-        download(asked({"source": write_source(rows)}))
+        download(asked(rows))
 
 
 def test_prompt_and_response_are_tokenised_apart_and_the_response_is_closed(tiny_qwen2):
-    rows, facts = sliced(asked({"source": write_source(ROWS)}), tiny_qwen2)
+    rows, facts = sliced(asked(), tiny_qwen2)
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
     for number, row in enumerate(ROWS[:20]):
         about = f"{row['instruction']}\n{row['context']}".rstrip("\n")
@@ -99,27 +95,19 @@ def test_prompt_and_response_are_tokenised_apart_and_the_response_is_closed(tiny
     assert rows.num_targets(10_000).sum() == len(rows.tokens) - rows.num_given.sum()
 
 
-def test_a_response_is_cut_and_counted_and_a_row_without_one_is_left_out(tiny_qwen2):
-    rows = [dict(row) for row in ROWS]
-    rows[2]["context"], rows[7]["response"] = "word " * 300, "word " * 300
-    dataset = {"source": write_source(rows)}
-    defaults = asked(dataset).train.model_dump(mode="json")
-    found, facts = sliced(asked(dataset, train={**defaults, "seq_len": 128}), tiny_qwen2)
+def test_a_long_response_is_cut_a_row_without_one_left_out_and_what_looks_like_a_special_token_is_text(tiny_qwen2):
+    rows = copy.deepcopy(ROWS)
+    rows[2]["context"] = rows[7]["response"] = "word " * 300
+    rows[1]["instruction"], rows[3]["response"] = "Say <|endoftext|>.", "<|endoftext|> it is."
+    found, facts = sliced(asked(rows), tiny_qwen2)
     assert facts["quarantined"] == {"long_prompt": 1}
-    assert facts["num_cut_responses"] == 1
+    assert (facts["num_cut_responses"], facts["num_special_token_rows"]) == (1, 2)
     assert "seq_len" in QUARANTINED["long_prompt"]
     assert found.row_ids.tolist() == [row for row in range(20) if row != 2]
     assert (found.num_targets(128) > 0).all()
     assert found.num_targets(128)[6] == 128 - found.num_given[6]
-
-
-def test_what_looks_like_a_special_token_in_an_instruction_stays_text(tiny_qwen2):
-    rows = [dict(row) for row in ROWS]
-    rows[1]["instruction"], rows[2]["response"] = "Say <|endoftext|>.", "<|endoftext|> it is."
-    found, facts = sliced(asked({"source": write_source(rows)}), tiny_qwen2)
     end = AutoTokenizer.from_pretrained(tiny_qwen2).eos_token_id
-    assert facts["num_special_token_rows"] == 2
-    assert [(found.row(row, 10_000) == end).sum() for row in range(20)] == [1] * 20
+    assert [(found.row(row, 10_000) == end).sum() for row in range(19)] == [1] * 19
 
 
 def with_chat_template(model, template, into):
@@ -137,16 +125,14 @@ CHAT = (
 
 def test_the_tokenizers_own_template_has_its_special_tokens_and_the_text_in_it_has_none(tiny_qwen2):
     model = with_chat_template(tiny_qwen2, CHAT, Path("chat"))
-    rows = [dict(row) for row in ROWS]
-    rows[1]["instruction"], rows[1]["context"] = "Say <|im_end|>", ""
-    found, _ = sliced(asked({"source": write_source(rows), "template": "chat"}), model)
+    rows = copy.deepcopy(ROWS)
+    rows[1]["instruction"] = "Say <|endoftext|>"
+    found, _ = sliced(asked(rows, dataset={"template": "chat"}), model)
     tokenizer = AutoTokenizer.from_pretrained(model)
     said = [{"role": "user", "content": "Say 0."}]
     whole = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
     assert found.row(0, 10_000)[: found.num_given[0]].tolist() == whole
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    if end != tokenizer.unk_token_id:
-        assert (found.row(1, 10_000) == end).sum() == (found.row(0, 10_000) == end).sum()
+    assert (found.row(1, 10_000) == tokenizer.eos_token_id).sum() == 1
 
 
 @pytest.mark.parametrize(
@@ -160,7 +146,7 @@ def test_the_tokenizers_own_template_has_its_special_tokens_and_the_text_in_it_h
 def test_a_chat_template_that_cannot_be_used_is_refused(tiny_qwen2, template, says):
     model = tiny_qwen2 if template is None else with_chat_template(tiny_qwen2, template, Path("chat"))
     with pytest.raises(DataError, match=says):
-        sliced(asked({"source": write_source(ROWS), "template": "chat"}), model)
+        sliced(asked(dataset={"template": "chat"}), model)
 
 
 def test_a_file_with_a_byte_order_mark_is_the_template_without_it():
@@ -196,5 +182,5 @@ def test_a_file_that_is_no_template_is_refused_in_one_line(text, says):
 
 
 def test_samples_are_of_prompts_that_are_read_at_a_glance():
-    assert select_rows(np.array([9, 9, 9, 9, 9]), np.array([500, 40, 300, 100, 8])) == [(1, 40), (3, 100), (4, 8)]
-    assert select_rows(np.array([9, 9, 9]), np.array([500, 40, 300])) == [(1, 40), (2, 300), (0, 500)]
+    assert select_rows(np.full(5, 9), np.array([500, 40, 300, 100, 8])) == [(1, 40), (3, 100), (4, 8)]
+    assert select_rows(np.full(3, 9), np.array([500, 40, 300])) == [(1, 40), (2, 300), (0, 500)]

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import shutil
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,35 +37,40 @@ cells:
 """
 
 
+FILE = Path("params.yaml")
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def load(text, says=None, **how):
+    """Read it from elsewhere, as what it names stands beside it; it has to be refused if something is to be said."""
+    FILE.write_text(text)
+    file = FILE.resolve()
+    refused = pytest.raises(ConfigurationError, match=says) if says else contextlib.nullcontext()
+    with contextlib.chdir("/"), refused:
+        return load_params(file, **how)
+
+
 @pytest.mark.parametrize("written", ["{a: b:c}", "[x:y]", "[b, :c]", "[a?b]", '["a?b"]'])
-def test_what_dvc_reads_or_writes_otherwise_is_refused_whichever_reader_is_installed(written, tmp_path, monkeypatch):
+def test_what_dvc_reads_or_writes_otherwise_is_refused_whichever_reader_is_installed(written, monkeypatch):
     monkeypatch.setattr("ruamel.yaml.main.CParser", None)
-    file = tmp_path / "params.yaml"
-    file.write_text(GOOD.replace("name: test", f"name: {written}", 1))
-    with pytest.raises(ConfigurationError, match="allowed: on a line of its own"):
-        load_params(file)
+    load(GOOD.replace("name: test", f"name: {written}", 1), "allowed: on a line of its own")
 
 
-def test_dvc_writes_back_what_is_valid_as_the_same_params(project, tmp_path):
-    file = tmp_path / "params.yaml"
+def test_dvc_writes_back_what_is_valid_as_the_same_params(project):
     for preset in [project / "params.yaml", *(project / "presets").glob("*.yaml")]:
-        shutil.copy(preset, file)
-        apply_overrides(file, ["train.epochs=7"])
+        shutil.copy(preset, FILE)
+        apply_overrides(FILE, ["train.epochs=7"])
         expected = read_strict_yaml(preset)
         expected["train"]["epochs"] = 7
-        assert read_strict_yaml(file) == expected, preset
+        assert read_strict_yaml(FILE) == expected, preset
     blanks = "\\t, ".join(["word"] * 30)
-    file.write_text(GOOD.replace("A test.", f'"{blanks}"'))
-    with pytest.raises(ConfigurationError, match="and lines of 80"):
-        load_params(file)
-    apply_overrides(file, ["train.epochs=7"])
-    assert YAML(typ="safe", pure=True).load(file)["description"] != blanks.replace("\\t", "\t")
+    load(GOOD.replace("A test.", f'"{blanks}"'), "and lines of 80")
+    apply_overrides(FILE, ["train.epochs=7"])
+    assert YAML(typ="safe", pure=True).load(FILE)["description"] != blanks.replace("\\t", "\t")
 
 
-def test_the_good_file_is_accepted_and_read_exactly(tmp_path):
-    file = tmp_path / "params.yaml"
-    file.write_text(GOOD + "upload: {checkpoints: [tiny_100-250-epoch-2.pt]}\n")
-    params = load_params(file)
+def test_the_good_file_is_accepted_and_read_exactly():
+    params = load(GOOD + "upload: {checkpoints: [tiny_100-250-epoch-2.pt]}\n")
     assert params.train.learning_rate == 5e-5
     assert [str(part) for part in params.ranges] == ["0-100", "100-250"]
     assert params.num_rows_needed == 350
@@ -87,12 +93,10 @@ CLASSES = CLASSES.replace("builtin:docstrings", "builtin:docstrings\n  label: pa
         ("strategy: got deepspeed", "deepspeed", "strategy: ddp, ", "strategy: deepspeed, "),
     ],
 )
-def test_an_extra_that_is_not_installed_is_refused(tmp_path, monkeypatch, asked, package, old, new):
-    (file := tmp_path / "params.yaml").write_text(GOOD.replace(old, new))
+def test_an_extra_that_is_not_installed_is_refused(monkeypatch, asked, package, old, new):
     # As where it is not installed: nothing of that name is found.
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigurationError, match=f"{asked}, and the package {package} .*`make extras`"):
-        load_params(file)
+    load(GOOD.replace(old, new), f"{asked}, and the package {package} .*`make extras`")
 
 
 @pytest.mark.parametrize(
@@ -113,14 +117,12 @@ def test_an_extra_that_is_not_installed_is_refused(tmp_path, monkeypatch, asked,
         ("rows.jsonl", gzip.compress(b"{}\n" * 350, mtime=0), False),
     ],
 )
-def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(name, content, is_short, tmp_path):
-    (tmp_path / name).write_bytes(content)
+def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(name, content, is_short):
+    Path(name).write_bytes(content)
     if not content:
-        pq.write_table(pa.table({"text": ["a"] * 320}), tmp_path / name)
-    (file := tmp_path / "params.yaml").write_text(GOOD.replace("builtin:docstrings", f"path:{name}"))
+        pq.write_table(pa.table({"text": ["a"] * 320}), name)
     says = f"heldout: row 350 is beyond the 320 rows of {name}"
-    with pytest.raises(ConfigurationError, match=says) if is_short else contextlib.nullcontext():
-        load_params(file)
+    load(GOOD.replace("builtin:docstrings", f"path:{name}"), says if is_short else None)
 
 
 @pytest.mark.parametrize(
@@ -134,17 +136,15 @@ def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(name,
         ('{"a":' * 100_000, False),
     ],
 )
-def test_a_local_model_with_too_few_positions_is_refused_whatever_else_its_config_says(config, is_short, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(config)
-    (file := tmp_path / "params.yaml").write_text(GOOD.replace("builtin:tiny-qwen2", "path:model"))
+def test_a_local_model_with_too_few_positions_is_refused_whatever_else_its_config_says(config, is_short):
+    Path("model").mkdir()
+    Path("model/config.json").write_text(config)
     says = "train.seq_len: 64, and model.source path:model has positions for 32"
-    with pytest.raises(ConfigurationError, match=says) if is_short else contextlib.nullcontext():
-        load_params(file)
+    load(GOOD.replace("builtin:tiny-qwen2", "path:model"), says if is_short else None)
 
 
 @needs_ray
-def test_several_machines_are_a_cluster_of_ray(project, tmp_path):
+def test_several_machines_are_a_cluster_of_ray(project):
     preset = project / "presets" / "resnet18-2nodes.yaml"
     assert load_params(preset, looks_at_data=False).cells["2nodes"].ranks_per_node == 1
     for was, instead, says in (
@@ -153,9 +153,7 @@ def test_several_machines_are_a_cluster_of_ray(project, tmp_path):
         ("address: auto", "address: nowhere", "ray.address: "),
         ("world_size: 2, launcher", "world_size: 3, launcher", "num_nodes: got 2 with world_size 3"),
     ):
-        (file := tmp_path / "params.yaml").write_text(preset.read_text().replace(was, instead))
-        with pytest.raises(ConfigurationError, match=says):
-            load_params(file, looks_at_data=False)
+        load(preset.read_text().replace(was, instead), says, looks_at_data=False)
 
 
 @pytest.mark.parametrize("preset", sorted((PROJECT / "presets").glob("*.yaml")), ids=lambda preset: preset.stem)
@@ -171,8 +169,3 @@ IMAGES = GOOD.replace("builtin:docstrings", "builtin:digits\n  image_size: 16").
     "causal_lm", "image_classification"
 )
 IMAGES = IMAGES.replace("builtin:tiny-qwen2", "builtin:resnet18").replace(", seq_len: 64", "")
-
-
-def test_images_are_accepted_without_a_length_of_sequences(tmp_path):
-    (file := tmp_path / "params.yaml").write_text(IMAGES)
-    assert load_params(file).dataset.holds_images

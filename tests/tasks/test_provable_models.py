@@ -3,6 +3,8 @@
 Gates that judge seconds are left out: what they say here is about this machine.
 """
 
+from pathlib import Path
+
 import pytest
 from ruamel.yaml import YAML
 
@@ -18,39 +20,8 @@ from training.process.files import write_json
 
 pytestmark = pytest.mark.slow
 
-_LLAMA = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-    "intermediate_size": 64, "tie_word_embeddings": True,
-}  # fmt: skip
-_SIZES = {
-    "bert": {
-        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "num_labels": 3,
-    },
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
-    "opt": {
-        "hidden_size": 32, "word_embed_proj_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 64,
-    },
-    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 2},
-    "llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA,
-    "resnet18": {"norm": "group", "num_groups": 32},
-    "vit": {"image_size": 16, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64},
-}  # fmt: skip
-"""Kind of model -> its sizes; all else, dropout included, is what its class has by default."""
-_MODELS = {
-    "imdb": "bert", "gpt2-scratch": "gpt2", "opt-dolly": "opt", "bloomz-zero3-ray": "bloom",
-    "llama-1b-pipeline": "llama", "qwen2-arxiv": "qwen2", "qwen3-arxiv": "qwen3", "lora": "qwen2",
-    "resnet18-imagefolder": "resnet18", "vit-imagefolder": "vit",
-}  # fmt: skip
-"""Preset -> the kind of its model."""
-_SHORT = {
-    "epochs": 1, "global_batch_size": 8, "micro_batch_size": 2, "warmup_steps": 1, "threads_per_rank": 1,
-    "compile": False,
-}  # fmt: skip
-"""Of six steps; at the first rates of a long warm-up, such as 1e-8, the rounding of weights hides what an update is."""
-_MEASURE = {
-    "speed": True, "max_seconds": 1, "waterfall_seconds": 0, "burn_in_seconds": 0, "block_seconds": 0.02,
-    "others_share": 1, "advice": False, "memory": False,
-}  # fmt: skip
+_TOLD = YAML(typ="safe", pure=True).load(Path(__file__).with_name("provable_models.yaml"))
+_MODELS, _SIZES = _TOLD["models"], _TOLD["sizes"]
 _NORMALISED_TOGETHER = {"model.norm": "sync_batch", "cells.1proc.micro_batch_size": 4}
 
 
@@ -81,10 +52,9 @@ def _write_model(folder, kind, more):
 def test_a_presets_model_is_proven(preset, changes, tmp_path, project):
     told = YAML(typ="safe", pure=True).load(project / "presets" / f"{preset}.yaml")
     is_of_images = told["workload"] == "image_classification"
-    train = told["train"] | _SHORT | ({"precision": "fp32"} if is_of_images else {"seq_len": 64})
-    size = Size(
-        num_rows=(29, 13), workload=told["workload"], train=tuple(train.items()), measure=tuple(_MEASURE.items())
-    )
+    train = told["train"] | _TOLD["train"] | ({"precision": "fp32"} if is_of_images else {"seq_len": 64})
+    measure = tuple(_TOLD["measure"].items())
+    size = Size(num_rows=(29, 13), workload=told["workload"], train=tuple(train.items()), measure=measure)
     run_elsewhere(make_project, tmp_path, project, size)
     norm = {"norm": "sync_batch"} if changes else {}
     run_elsewhere(_write_model, tmp_path / "data/base_model", _MODELS[preset], norm)

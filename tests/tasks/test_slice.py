@@ -3,13 +3,13 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
 from tasks.data.row_tokenizer import load_tokenizer
 from tasks.data.sources.row_policy import MAX_CHARACTERS, judge_value
+from tasks.data.sources.row_store import _SCHEMA, _make_table
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.manifests import RawManifest
@@ -17,6 +17,7 @@ from tasks.slice import check_extent
 from tests.tasks.local_rows import RAW, ask, cut
 from tests.tasks.reporting.comparison import edit_json
 from tests.tiny import with_manifest
+from training.data.batches import open_slice
 from training.process.files import digest_file
 
 SPECIAL = "Before <|endoftext|> after, and <|im_end|> as well."
@@ -36,12 +37,7 @@ def write_rows(texts):
     file = RAW / "rows.parquet"
     RAW.mkdir(parents=True, exist_ok=True)
     rows = [judge_value(text) for text in texts]
-    columns = {
-        "row_id": range(len(rows)),
-        "text": [row.text for row in rows],
-        "fault": pa.array([row.fault for row in rows], pa.string()),
-    }
-    pq.write_table(pa.table(columns), file, row_group_size=13)
+    pq.write_table(_make_table(0, rows, _SCHEMA), file, row_group_size=13)
     RawManifest(
         source="builtin:docstrings", kind="builtin", revision=None, commit=None, split=None, label="", digest="",
         license=None, text_column="text", num_rows=len(rows), rows_sha256=digest_file(file),
@@ -57,11 +53,9 @@ def run_stage(tiny_qwen2):
 
 def rows_of(part):
     """Return row id -> tokens, read as a training process reads them."""
-    names = ("tokens", "offsets", "row_ids")
-    tokens, offsets, row_ids = (np.load(f"data/slices/{part}/{name}.npy", mmap_mode="r") for name in names)
-    assert (tokens.dtype, offsets.dtype, row_ids.dtype) == (np.int32, np.int64, np.int64)
-    assert (tokens.ndim, len(offsets), offsets[0], offsets[-1]) == (1, len(row_ids) + 1, 0, len(tokens))
-    return {int(row): tokens[offsets[index] : offsets[index + 1]].tolist() for index, row in enumerate(row_ids)}
+    source = open_slice(Path("data/slices", part))
+    assert (source.tokens.dtype, source.offsets.dtype, source.row_ids.dtype) == (np.int32, np.int64, np.int64)
+    return {int(row): source.row(index, 10**7).tolist() for index, row in enumerate(source.row_ids)}
 
 
 def test_every_row_is_its_tokens_and_one_end_of_text_under_its_own_id(run_stage, tiny_qwen2, texts):
@@ -73,11 +67,9 @@ def test_every_row_is_its_tokens_and_one_end_of_text_under_its_own_id(run_stage,
         for text in texts
     ]
     for part, start, end in (("0-20", 0, 20), ("20-41", 20, 41), ("41-60", 41, 60)):
-        rows = rows_of(part)
-        assert rows == {row: by_hand[row] for row in range(start, end)}
+        assert rows_of(part) == {row: by_hand[row] for row in range(start, end)}
         assert manifest["slices"][part]["num_rows"] == end - start
         assert manifest["slices"][part]["num_tokens"] == sum(len(by_hand[row]) for row in range(start, end))
-        assert all(tokenizer.decode(tokens[:-1]) == texts[row] for row, tokens in rows.items())
     assert list(manifest["slices"]) == ["0-20", "20-41", "41-60"]
     assert (manifest["heldout"], manifest["workload"], manifest["vocab_size"]) == ("41-60", "causal_lm", 2048)
     assert manifest["eos_token_id"] == tokenizer.eos_token_id
@@ -95,39 +87,32 @@ def test_rows_that_are_no_text_are_in_no_slice_and_counted(run_stage, texts):
     assert list(rows_of("0-20")) == [row for row in range(20) if row not in (3, 4)]
     assert list(rows_of("20-41")) == [row for row in range(20, 41) if row != 22]
     assert facts["0-20"]["num_rows"] == 18
+    with pytest.raises(DataError, match="slice 3-5: every row of it is left out"):
+        run_stage("3-5", heldout="41-60")
 
 
-def test_a_slice_of_which_no_row_is_left_is_refused(run_stage, texts):
-    write_rows([*texts[:20], None, " ", *texts[22:]])
-    with pytest.raises(DataError, match="slice 20-22: every row of it is left out"):
-        run_stage("0-20", "20-22", heldout="41-60")
+def test_only_what_is_new_changed_or_damaged_is_tokenised(run_stage, texts, caplog):
+    caplog.set_level(logging.INFO)
 
+    def run(*ranges):
+        caplog.clear()
+        slices = run_stage(*ranges, heldout="40-50")["slices"]
+        return slices, {part for part in slices if f"slice {part}: made of" in caplog.text}
 
-def test_one_more_range_tokenises_only_that_one(run_stage, texts, caplog):
     write_rows(texts[:50])
-    before = run_stage("0-20", heldout="40-50")
+    before = run("0-20")[0]
     shutil.rmtree("data/slices")  # as DVC does before it runs a stage
     write_rows([*texts[:25], "a row between the slices changed", *texts[26:]])
-    with caplog.at_level(logging.INFO):
-        after = run_stage("0-20", "50-60", heldout="40-50")
-    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("slice ")]
-    says = ["slice 0-20: reused", "slice 50-60: made of 10 rows", "slice 40-50: reused"]
-    assert [line.split(",")[0] for line in lines] == says
-    assert before["slices"].items() <= after["slices"].items()
-
-
-def test_a_changed_row_and_a_damaged_file_are_tokenised_again(run_stage, texts):
-    write_rows(texts)
-    before = run_stage("0-20", heldout="40-50")
+    after, made = run("0-20", "50-60")
+    assert (before.items() <= after.items(), made) == (True, {"50-60"})
     rows = rows_of("0-20")
     for stored in Path(".work/slices").glob("*/tokens.npy"):
         stored.write_bytes(stored.read_bytes()[:-4])
-    assert run_stage("0-20", heldout="40-50") == before
+    assert run("0-20", "50-60") == (after, {*after})
     assert rows_of("0-20") == rows
     write_rows([texts[0], "another row", *texts[2:]])
-    after = run_stage("0-20", heldout="40-50")
-    assert after["slices"]["0-20"]["digest"] != before["slices"]["0-20"]["digest"]
-    assert after["slices"]["40-50"] == before["slices"]["40-50"]
+    changed, made = run("0-20")
+    assert (changed["0-20"]["digest"] != after["0-20"]["digest"], made) == (True, {"0-20"})
 
 
 def test_rows_that_are_not_what_was_downloaded_are_not_sliced_and_taken_out_of_use(run_stage, texts):
@@ -141,11 +126,9 @@ def test_rows_that_are_not_what_was_downloaded_are_not_sliced_and_taken_out_of_u
     assert not Path("data/slices").exists()
 
 
-@pytest.mark.parametrize(("ranges", "heldout"), [((0, 61), (5, 6)), ((0, 20), (59, 61))])
-def test_slices_that_end_beyond_the_rows_are_refused(ranges, heldout):
-    part, other = (RowRange(start=start, end=end) for start, end in (ranges, heldout))
+def test_slices_that_end_beyond_the_rows_are_refused():
     # Past the schema, which refuses most of these itself.
-    params = ask().model_copy(update={"ranges": [part], "heldout": other})
+    params = ask().model_copy(update={"heldout": RowRange(start=59, end=61)})
     with pytest.raises(ConfigurationError, match="row 61 is beyond the 60 rows of builtin:docstrings; allowed: 0-60"):
         check_extent(params, 60)
 

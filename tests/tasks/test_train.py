@@ -58,13 +58,13 @@ def test_segments_come_range_by_range_and_epoch_by_epoch_and_depend_on_what_came
 )
 def test_a_schedule_over_the_run_leaves_of_one_more_epoch_what_it_had_not_begun_to_decay(project, schedule, num_kept):
     told = {f"train__{key}": value for key, value in schedule.items()} | {"ranges": ["0-20"]}
-    before = _fingerprints(_params(project, **told, train__epochs=3, train__schedule_span="run"))
-    after = _fingerprints(_params(project, **told, train__epochs=4, train__schedule_span="run"))
-    assert [one == other for one, other in zip(before, after, strict=False)] == [True] * num_kept + [False] * (
-        3 - num_kept
+    before, after, apart = (
+        _fingerprints(_params(project, **told, train__epochs=epochs, train__schedule_span=span))
+        for epochs, span in ((3, "run"), (4, "run"), (3, "segment"))
     )
+    assert [one in after for one in before] == [True] * num_kept + [False] * (3 - num_kept)
     # The first segment's own schedule is another one.
-    assert set(_fingerprints(_params(project, **told, train__epochs=3))).isdisjoint(before)
+    assert set(apart).isdisjoint(before)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_schedule_over_the_run_leaves_of_one_more_epoch_what_it_had_not_begun_
 def test_another_version_of_a_package_that_computes_the_update_is_another_segment_of_its_cells(
     package, changes, touched, project, tmp_path, monkeypatch
 ):
-    found = []
+    found, of_rows = [], {"download", "slice"}
     for version in ("1.0", "1.1"):
         place = tmp_path / version
         (place / package).mkdir(parents=True)
@@ -92,28 +92,29 @@ def test_another_version_of_a_package_that_computes_the_update_is_another_segmen
         # DVC runs the stages of such a cell again, and no others.
         write_snapshots(tmp_path / "stages", params)
         packages = {file.stem: InputsFile.read(file).packages for file in (tmp_path / "stages").glob("*.json")}
-        is_of_rows = package == "tokenizers"
-        for name in ("measure", *(f"train@{cell}" for cell in params.cells)):
-            is_touched = name.removeprefix("train@") in touched or (name == "measure" and not is_of_rows)
-            assert packages[name] == ({package: version} if is_touched else {}), name
-        for name in ("download", "slice"):
-            assert packages[name].get(package) == (version if is_of_rows else None), name
-            assert packages[name].keys() >= {*PACKAGES}, name
-    assert {cell for cell, first in found[0].items() if not set(first) & set(found[1][cell])} == touched
-    assert {cell for cell, first in found[0].items() if first != found[1][cell]} == touched
+        assert all(packages[name].keys() >= {*PACKAGES} for name in of_rows)
+        computing = {"measure", *(f"train@{cell}" for cell in params.cells)}
+        assert {name for name in computing | of_rows if packages[name].get(package) == version} == (
+            {"measure", *(f"train@{cell}" for cell in touched)} if touched else of_rows
+        )
+        assert all(packages[name].keys() <= {package} for name in computing)
+    for cell, first in found[0].items():
+        second = found[1][cell]
+        assert [first == second, not {*first}.isdisjoint(second)] == [cell not in touched] * 2
 
 
 @pytest.mark.parametrize(
     ("keep", "lacking", "missing"),
     [
-        ("last", {0: "*.pt", 1: "*.pt", 2: "*.pt"}, []),
-        ("last", {0: "*.pt", 1: "*.pt", 2: "*.pt", 3: "*"}, [0, 1, 2, 3]),
-        ("last", {0: "*.pt", 2: "*.pt", 3: "*"}, [2, 3]),
-        ("last", {0: "*.pt", 3: "state.pt"}, [3]),
-        ("epochs", {0: "state.pt", 1: "state.pt"}, []),
-        ("epochs", {0: "tiny.pt"}, [0]),
-        ("last", {1: "steps.jsonl"}, [1]),
-        ("all", {1: "state.pt"}, [1]),
+        # What is gone of each of four segments, and which of them are missing.
+        ("last", "*.pt *.pt *.pt -", ""),
+        ("last", "*.pt *.pt *.pt *", "0123"),
+        ("last", "*.pt - *.pt *", "23"),
+        ("last", "*.pt - - state.pt", "3"),
+        ("epochs", "state.pt state.pt - -", ""),
+        ("epochs", "tiny.pt - - -", "0"),
+        ("last", "- steps.jsonl - -", "1"),
+        ("all", "- state.pt - -", "1"),
     ],
 )
 def test_a_segment_is_missing_where_more_is_gone_than_is_not_kept_or_the_next_one_begins_with_it(
@@ -125,12 +126,12 @@ def test_a_segment_is_missing_where_more_is_gone_than_is_not_kept_or_the_next_on
         params=params, cell="1proc", device="cpu", base_model=BaseModelManifest.model_construct(num_parameters=10),
         machine_digest="m", segments=segments, work=tmp_path,
     )  # fmt: skip
-    for index, part in enumerate(segments):
+    for part, gone in zip(segments, lacking.split(), strict=True):
         with seal_folder(run.locate_segment(part), fingerprint=part.fingerprint, facts={}) as folder:
             for name in ("tiny.pt", "state.pt", "steps.jsonl"):
                 (folder / name).write_text(name)
-        drop_files(run.locate_segment(part), lacking.get(index, "-"))
-    assert run.list_missing() == [segments[index] for index in missing]
+        drop_files(run.locate_segment(part), gone)
+    assert run.list_missing() == [segments[int(index)] for index in missing]
     assert run.count_max_checkpoints(segments) == pytest.approx({"all": 5, "epochs": 3 + 2 / 3, "last": 3}[keep])
 
 
@@ -142,8 +143,7 @@ def test_unfinished_work_of_another_number_of_ranks_is_named_in_one_line(tmp_pat
     write_json(tmp_path / "config.json", told)
     assert explain_left_work(tmp_path, world_size=4) is None, "and then nothing was left"
     (tmp_path / "partial" / second["fingerprint"] / "step-00000003").mkdir(parents=True)
-    said = explain_left_work(tmp_path, world_size=4)
-    assert said is not None
+    said = explain_left_work(tmp_path, world_size=4) or ""
     assert "20-40 epoch 1 is unfinished work of 2 ranks and is not gone on with on 4" in said
     assert "\n" not in said
     assert explain_left_work(tmp_path, world_size=2) is None, "that is gone on with"

