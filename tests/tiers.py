@@ -52,12 +52,26 @@ LONG = (
     "tasks/rehearsal/test_rehearsed_step.py::test_what_each_rank*[[]single[]]",
     "tasks/rehearsal/test_rehearsed_step.py::test_what_each_rank*[[]zero1[]]",
     # The museum's gates about seconds, what it measures besides, and refusals of the trainer.
-    "museum/test_times.py",
+    "museum/test_museum.py::test_the_comparison_without_a_defect_raises*",
+    "museum/test_museum.py::*[[]checkpoint inside*",
+    "museum/test_museum.py::*[[]data-bound*",
     "museum/test_museum.py::*[[]raw module[]]",
     "museum/test_museum.py::*[[]weights copied*",
     "museum/test_museum.py::*[[]missing sharding[]]",
     "museum/test_museum.py::*[[]resume on rank 0*",
-    "museum/test_right_trainings.py::*[[][!f]*",
+    "museum/test_museum.py::test_a_right_comparison*",
+    # Of a gate without one, what its defect leaves in the records is judged (museum/test_records.py), and real updates
+    # and blocks are in tasks/test_checked_training.py, training/test_strategy_contract.py and training/probing/.
+    "museum/test_museum.py::*[[]timed*",
+    "museum/test_museum.py::*[[]zero1*",
+    "museum/test_museum.py::*[[]pipeline*",
+    # Scripts with the same defect as another that stays, by other means.
+    "auditing/test_findings.py::*[[]an order of its own of*",
+    "auditing/test_findings.py::*[[]classes that each rank*",
+    "auditing/test_findings.py::*[[]gradients of two optimizers*",
+    "auditing/test_findings.py::*[[]clipped before * none of torch's[]]",
+    "auditing/test_findings.py::*[[]a mean that a loss learns*",
+    "auditing/test_findings.py::*[[]two tasks, a backward pass for both[]]",
     # The contract on four ranks, offloaded and with other options.
     "training/test_strategy_contract.py::*deepspeed offloaded*",
     "training/test_strategy_contract.py::*of 4*",

@@ -1,17 +1,24 @@
-"""Scripts of these tests: forked from one process that has imported torch, which takes longer than most of them."""
+"""Scripts of these tests: ranks forked from a process that has imported torch, which takes longer than most."""
 
-from dataclasses import replace
+import functools
 from pathlib import Path
 
 import pytest
 
 from ddp_audit.asked import parse_request
 from ddp_audit.checks import ask_all
-from ddp_audit.findings.hygiene import is_wrapped
-from ddp_audit.records import Audit
-from tests.auditing.forked_scripts import ForkedScripts
+from ddp_audit.records import Audit, Launched, read_rank
+from tests.training.forked_ranks import ForkedRanks, last_words
 
 SCRIPTS = Path(__file__).parent / "scripts"
+_RANK = "tests.auditing.observed_rank"
+_AHEAD = {
+    "accelerated": ["accelerate"], "lightning_module": ["pytorch_lightning"], "trainer": ["transformers.trainer"],
+    "styles": ["torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.tensor.parallel"],
+}  # fmt: skip
+"""What takes longer to import than such a script to run."""
+_ALONE = ("accelerated", "regression", "trainer")
+"""Wrap their model wherever torchrun starts them: their baseline is started by python, as an audit does then."""
 
 
 def ask(audit, question, cell="2proc"):
@@ -20,15 +27,28 @@ def ask(audit, question, cell="2proc"):
 
 
 @pytest.fixture(scope="session")
-def forked():
-    """Scripts under the observer, each on ranks of its own."""
-    scripts = ForkedScripts()
-    yield scripts
-    scripts.close()
+def launch(warm):
+    """Return what runs a script in `folder` to its end on so many ranks, under the observer; what it left is below."""
+    ranks = ForkedRanks(warm / "python")
+
+    def run(words, folder, cell="1proc", world_size=1, *, is_alone=False, ahead=()):
+        work = folder / f"{cell}-{len(list(folder.glob(cell + '-*')))}"
+        config = {
+            "words": words, "folder": str(folder), "is_alone": is_alone, "work_dir": str(work),
+            "world_size": world_size, "ahead": [_RANK, "ddp_audit.observer.computed", *ahead],
+            "adapter": None, "workload": "", "strategy": "",
+        }  # fmt: skip
+        codes = ranks.launch(config, entry=_RANK)
+        records = [read_rank(work / f"rank-{rank}.jsonl", rank) for rank in range(world_size)]
+        ending = last_words(config) if any(codes) else ""
+        return Launched(cell, work, records, max(codes, key=abs), ending, is_alone=is_alone)
+
+    yield run
+    ranks.close()
 
 
 @pytest.fixture(scope="session")
-def audit_script(forked, tmp_path_factory):
+def audit_script(launch, tmp_path_factory):
     """Return what audits a script of scripts/, or a text, in which `edits` were made, to its end.
 
     A script of several styles is named with one: `styles sharded`.
@@ -47,14 +67,11 @@ def audit_script(forked, tmp_path_factory):
         audit = Audit(request)
         if baseline is not None:
             audit.add(baseline.first(audit.baseline))
-        for cell, world_size in list(request.cells.items()) * num_launches:
-            if cell == audit.baseline and baseline is not None:
-                continue
-            words = request.words_for(cell)
-            launched = forked.launch(words, cell=cell, world_size=world_size, folder=folder)
-            if cell == audit.baseline and is_wrapped(launched):
-                alone = forked.launch(words, cell=cell, world_size=world_size, folder=folder, is_alone=True)
-                launched = launched if alone.is_failed else replace(alone, is_alone=True)
+        for cell, world_size in [*request.cells.items()][baseline is not None :] * num_launches:
+            launched = launch(
+                request.words_for(cell), folder, cell, world_size,
+                is_alone=name in _ALONE and cell == audit.baseline, ahead=_AHEAD.get(name, ()),
+            )  # fmt: skip
             assert launched.exit_code == 0, launched.ending
             assert all(rank.is_whole for rank in launched.ranks), [rank.lines.get("broken") for rank in launched.ranks]
             audit.add(launched)
@@ -66,11 +83,4 @@ def audit_script(forked, tmp_path_factory):
 @pytest.fixture(scope="session")
 def correct(audit_script):
     """Return what audits a script of scripts/ as it is, once."""
-    done = {}
-
-    def get(name):
-        if name not in done:
-            done[name] = audit_script(name)
-        return done[name]
-
-    return get
+    return functools.cache(audit_script)

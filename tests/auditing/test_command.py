@@ -19,32 +19,37 @@ assert os.environ["BEFORE"] == "it was loaded"
 assert "DDP_COMPARE_AUDIT" not in os.environ
 assert os.environ["PYTHONPATH"] == sys.argv[2]
 print("told:", sys.argv[1])
+rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+open(f"rank-{rank}", "x").close()  # no launch before has left one
 os.chdir("/")
-left = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-print("left:", left.pid, flush=True)
-dist.init_process_group("gloo")
-rank, world_size = dist.get_rank(), dist.get_world_size()
+if world_size > 1:
+    left = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    print("left:", left.pid, flush=True)
+is_spread = "RANK" in os.environ
+if is_spread:
+    dist.init_process_group("gloo")
 words = [[f"word{(row * 7 + at * (row % 5 + 1)) % 40}" for at in range(12)] for row in range(32)]
 rows = DataLoader(
-    words, batch_size=8 // world_size, sampler=DistributedSampler(words, seed=0),
+    words, batch_size=8 // world_size, sampler=DistributedSampler(words, world_size, rank, seed=0),
     collate_fn=lambda texts: torch.tensor([[1 + hash(word) % 500 for word in text] for text in texts]),
 )
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Embedding(501, 8), torch.nn.Linear(8, 501))
-wrapped = torch.nn.parallel.DistributedDataParallel(model) if world_size > 1 else model
+wrapped = torch.nn.parallel.DistributedDataParallel(model) if is_spread else model
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(2):
     for batch in rows:
         wrapped(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-dist.barrier()
+if is_spread:
+    dist.barrier()
 sys.stdout.flush()
 os._exit(0)
 """
 _HANGS = """
 import time
-import torch, torch.distributed as dist
+import torch, torch._dynamo, torch.distributed as dist
 dist.init_process_group("gloo")
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -53,34 +58,11 @@ for step in range(50):
     if step == 3 and dist.get_rank() == 1:
         time.sleep(600)
     with torch.no_grad():
-        for _ in range(12 * (step == 1 and dist.get_rank() == 0)):
+        for _ in range(8 * (step == 1 and dist.get_rank() == 0)):
             model(torch.ones(2, 4))
             time.sleep(0.5)
     dist.barrier()
     optimizer.step()
-"""
-_ENDLESS = """
-import torch
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-epochs = 3
-while True:
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-_WRAPPED = """
-import os
-import torch
-model = wrapped = torch.nn.Linear(4, 4)
-if "LOCAL_RANK" in os.environ:
-    torch.distributed.init_process_group("gloo")
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for rows in torch.randn(8, 4, 4):
-    wrapped(rows).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 """
 
 
@@ -108,10 +90,11 @@ def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tm
     assert done.stdout.startswith("Each process has a vocabulary of its own: id ")
     assert "Same ids for the same text: 2proc: what is id" in done.stdout
     assert "2proc: speedup withheld" in done.stdout
-    output = _read_output(tmp_path, "stdout.log")
-    assert output.count("told: two words") == 3
+    output = _read_output(tmp_path, "*.log")
+    assert output.count("told: two words") == 4
+    assert not (tmp_path / "rank-0").exists()
     left = [int(line.partition(": ")[2]) for line in output.splitlines() if line.startswith("left: ")]
-    assert len(left) == 3
+    assert len(left) == 2
     assert living(left) == []
     page = (tmp_path / "reports" / "audit" / "index.html").read_text()
     assert "What it does to the claim" not in page  # nothing of it can be counted
@@ -119,56 +102,17 @@ def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tm
     found = json.loads((tmp_path / "reports" / "audit" / "findings.json").read_text())["findings"]
     verdicts = {gate["name"]: gate["outcome"] for gate in found}
     assert verdicts["Same parameters on all ranks"] == verdicts["Exchanged once per update"] == "passed"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "verdict", "says"),
-    [
-        (_WRAPPED, "passed", "Linear is called as it is; python started it"),
-        # One that will not do without is left as torchrun starts it.
-        (f"import os; os.environ['LOCAL_RANK']\n{_WRAPPED}", "failed", "started by python alone it does not train"),
-    ],
-)
-def test_the_baseline_is_no_wrapped_model_where_the_script_trains_without_torchrun(tmp_path, script, verdict, says):
-    done = _audit(tmp_path, script, SCRIPT="'a script.py'", CELLS="1")
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "reports" / "audit" / "findings.json").read_text())["findings"]
-    gate = next(gate for gate in found if gate["name"] == "Baseline is the plain module")
-    assert gate["outcome"] == verdict
-    assert says in gate["findings"][0]["compared"]
-
-
-@pytest.mark.slow
-def test_what_is_no_training_costs_one_line_and_its_output_is_kept(tmp_path):
-    reports = tmp_path / "reports" / "audit"
-    reports.mkdir(parents=True)
-    (reports / "index.html").write_text("nothing wrong was seen in another script")
-    done = _audit(tmp_path, "for _ in range(2_000_000): print('x' * 30)", SCRIPT="'a script.py'", CELLS="1")
-    assert done.returncode == 2
-    assert list(reports.iterdir()) == [], "what stood there is no report of this script"
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("ddp-audit: ")
-    assert "never imported torch" in last
-    logs = list(tmp_path.glob(".work/audits/*/*/logs/**/*.log"))
-    assert 0 < sum(log.stat().st_size for log in logs) < 20_000_000
-    assert str(next(tmp_path.glob(".work/audits/*/*/logs")).relative_to(tmp_path)) in last
+    # Where torchrun starts it, its model is wrapped; python alone has started it, too.
+    (baseline,) = next(gate["findings"] for gate in found if gate["name"] == "Baseline is the plain module")
+    assert baseline["outcome"] == "passed"
+    assert "python started it" in baseline["compared"]
 
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_and_ended_and_none_that_waits_while_another_evaluates(tmp_path):
-    done = _audit(tmp_path, _HANGS, SCRIPT="'a script.py'", CELLS="2", HANG_SECONDS="4")
+    done = _audit(tmp_path, _HANGS, SCRIPT="'a script.py'", CELLS="2", HANG_SECONDS="3")
     assert done.returncode == 6
-    assert re.search("rank 1 hangs in section [a-z]+ of step 4", done.stderr.strip().splitlines()[-1])
+    last = done.stderr.strip().splitlines()[-1]
+    assert re.search("^ddp-audit: .*rank 1 hangs in section [a-z]+ of step 4", last)
     assert "time.sleep" in _read_output(tmp_path, "stderr.log") or "line 11" in _read_output(tmp_path, "stderr.log")
     assert list_named(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_a_script_without_end_is_ended_after_the_steps_that_were_asked_for(tmp_path):
-    token = "hf_" + "a" * 30
-    done = _audit(tmp_path, _ENDLESS, SCRIPT=f"'a script.py' --token {token}", CELLS="1", STEPS="5")
-    assert done.returncode == 0, done.stderr
-    report = (tmp_path / "reports" / "audit" / "report.md").read_text()
-    assert "As many epochs as asked for" in report
-    assert token not in report + done.stdout + done.stderr

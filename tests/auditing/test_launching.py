@@ -33,9 +33,9 @@ for epoch in range(begin, 3):
         torch.save({{"epoch": epoch, "model": model.state_dict()}}, file)
 """
 _SPAWNS = """
-import os, sys, time
-import torch, torch.distributed as dist
+import multiprocessing, os, sys, time
 def train(rank, world_size):
+    import torch, torch.distributed as dist
     dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/meet", rank=rank, world_size=world_size)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -43,7 +43,10 @@ def train(rank, world_size):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(train, args=(int(sys.argv[1]),), nprocs=int(sys.argv[1]))
+    world_size, start = int(sys.argv[1]), multiprocessing.get_context("spawn").Process
+    ranks = [start(target=train, args=(rank, world_size)) for rank in range(world_size)]
+    [one.start() for one in ranks]
+    assert [one.join() or one.exitcode for one in ranks] == [0, 0]
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -52,25 +55,13 @@ if __name__ == "__main__":
 """
 
 
-def _request(folder, script, **asked):
-    (folder / "script.py").write_text(script)
-    return parse_request({"SCRIPT": "script.py {ranks}", "FOLDER": str(folder), "LAUNCHER": "python", **asked})
-
-
-def _launch(request, cell, work):
-    number = len(list(work.glob(f"{cell}-*"))) + 1
-    return launch_script(request, cell, work / f"{cell}-{number}", stop=threading.Event(), number=number)
-
-
 def test_a_launch_finds_the_folder_as_it_was_and_what_stands_around_it(tmp_path):
     folder = tmp_path / "above" / "of it"
     (folder / "sub" / "empty").mkdir(parents=True)
     (folder / ".git").mkdir()
-    (folder / ".git" / "HEAD").write_text("ref")
-    (folder / "sub" / "data.txt").write_text("data")
+    for file in (".git/HEAD", "sub/data.txt", "../beside.txt"):
+        (folder / file).write_text(file)
     (folder / "link").symlink_to("sub/data.txt")
-    (tmp_path / "above" / "beside.txt").write_text("beside")
-    (tmp_path / "work").mkdir()
     work = folder / "work"
     copy = make_fresh_folder(folder, work / "copy", leave_out=work)
     assert copy is not None
@@ -80,7 +71,7 @@ def test_a_launch_finds_the_folder_as_it_was_and_what_stands_around_it(tmp_path)
     assert not (copy / "work").exists()
     (copy / "sub" / "data.txt").write_text("changed")
     (copy / "link").write_text("changed again")
-    assert (folder / "sub" / "data.txt").read_text() == "data"
+    assert (folder / "sub" / "data.txt").read_text() == "sub/data.txt"
 
 
 def test_of_a_large_folder_large_files_are_linked_and_one_of_many_small_ones_stays_where_it_is(tmp_path, monkeypatch):
@@ -99,24 +90,26 @@ def test_of_a_large_folder_large_files_are_linked_and_one_of_many_small_ones_sta
 
 
 @pytest.mark.slow
-def test_no_launch_goes_on_from_an_earlier_one_unless_it_is_told_where(tmp_path):
-    work = tmp_path / "work"
-    (tmp_path / "folder").mkdir()
-    script = _RESUMES.format(snapshot=tmp_path / "last.pt", rows=tmp_path / "rows.pt")
-    request = _request(tmp_path / "folder", script, CELLS="1")
-    first, second = (_launch(request, "1proc", work) for _ in range(2))
+def test_no_launch_goes_on_from_an_earlier_one_unless_it_is_told_where(launch, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "script.py").write_text(_RESUMES.format(snapshot=tmp_path / "last.pt", rows=tmp_path / "rows.pt"))
+    copies = [make_fresh_folder(folder, tmp_path / f"copy-{number}", leave_out=tmp_path) for number in range(2)]
+    first, second = (launch(["script.py"], copy) for copy in copies)
     assert (first.num_steps, second.num_steps) == (3, 1)
+    request = parse_request({"SCRIPT": "script.py", "FOLDER": str(folder), "CELLS": "1"})
     found = launches_alike.find(Audit(request, {"1proc": [first, second]}), "1proc")
     assert "went_on" in [problem.code for problem in found.problems]
     # Rows that an earlier launch has left are no training to go on with.
     assert "last.pt" in found.compared
     assert "rows.pt" not in found.compared
-    assert list((tmp_path / "folder").iterdir()) == [tmp_path / "folder" / "script.py"]
 
 
 @pytest.mark.slow
 def test_ranks_that_a_script_starts_itself_are_observed_and_what_it_leaves_is_named_and_ended(tmp_path):
-    launched = _launch(_request(tmp_path, _SPAWNS), "2proc", tmp_path / "work")
+    (tmp_path / "script.py").write_text(_SPAWNS)
+    request = parse_request({"SCRIPT": "script.py {ranks}", "FOLDER": str(tmp_path), "LAUNCHER": "python"})
+    launched = launch_script(request, "2proc", tmp_path / "work", stop=threading.Event())
     assert launched.exit_code == 0, launched.ending
     assert [len(rank.steps) for rank in launched.ranks] == [3, 3]
     assert [rank.steps[0]["world_size"] for rank in launched.ranks] == [2, 2]

@@ -2,14 +2,15 @@
 
 import json
 import sys
+from functools import partial
 
 import pytest
 
-from ddp_audit.__main__ import require_steps
-from ddp_audit.asked import ConfigurationError, ScriptError
+from ddp_audit.__main__ import require_steps, run_audit
+from ddp_audit.asked import ConfigurationError, ScriptError, parse_request
 from ddp_audit.checks import ask_all
 from ddp_audit.findings.cells import global_batch, same_step
-from ddp_audit.findings.hygiene import clock
+from ddp_audit.findings.hygiene import clock, plain_baseline
 from ddp_audit.findings.parameters import UNWRAPPED, same_parameters
 from ddp_audit.observer.clocks import Clocks, ScriptLines
 from ddp_audit.observer.record import Guard, Record
@@ -50,33 +51,30 @@ assert b"ddp_audit" not in open("whole.pt", "rb").read()
 
 
 @pytest.fixture
-def launch(forked, tmp_path):
-    def run(script):
+def run(launch, tmp_path):
+    """Return what runs a text as a script on one rank."""
+
+    def start(script, **how):
         (tmp_path / "script.py").write_text(script)
-        return forked.launch(["script.py"], cell="1proc", world_size=1, folder=tmp_path)
+        return launch(["script.py"], tmp_path, **how)
 
-    return run
-
-
-def test_a_script_without_steps_is_told_so(launch, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"no optimizer step of torch.optim was seen"):
-        require_steps(launch("import torch\n"), started_in=tmp_path)
+    return start
 
 
-def test_a_script_that_goes_on_as_another_program_is_told_so(launch, tmp_path):
+def test_a_script_that_goes_on_as_another_program_is_told_so(run, tmp_path):
     becomes = "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])\n"
-    launched = launch(f"{_STEP}\n{becomes}")
+    launched = run(f"{_STEP}\n{becomes}")
     assert (launched.exit_code, launched.num_steps) == (0, 1)
     with pytest.raises(ConfigurationError, match=r"became another program \(/.*\) after 1 step on rank 0"):
         require_steps(launched, started_in=tmp_path)
     # One that cannot, or whose child does, is still itself.
     fails = f"{_STEP}\nimport os\ntry:\n    os.execv('/no/program', ['x'])\nexcept OSError:\n    pass\n"
     child = "pid = os.fork()\nif pid == 0:\n    os.execv('/bin/true', ['true'])\nos.waitpid(pid, 0)\n"
-    require_steps(launch(fails + child), started_in=tmp_path)
+    require_steps(run(fails + child), started_in=tmp_path)
 
 
-def test_a_script_that_fails_keeps_its_exit_code_and_its_steps_and_one_step_is_no_speed(launch, audit_script, tmp_path):
-    launched = launch(f"{_STEP}\nraise SystemExit(9)")
+def test_a_script_that_fails_keeps_its_exit_code_and_its_steps_and_one_step_is_no_speed(run, audit_script, tmp_path):
+    launched = run(f"{_STEP}\nraise SystemExit(9)")
     assert (launched.exit_code, launched.num_steps) == (9, 1)
     with pytest.raises(ScriptError, match=f"it was started in {tmp_path} "):
         require_steps(launched, started_in=tmp_path)
@@ -125,8 +123,8 @@ _HOSTILE = {
 
 
 @pytest.mark.parametrize("name", list(_HOSTILE))
-def test_a_hostile_script_runs_as_it_would_and_is_observed(launch, tmp_path, name):
-    launched = launch(_HOSTILE[name] + _LOOP)
+def test_a_hostile_script_runs_as_it_would_and_is_observed(run, tmp_path, name):
+    launched = run(_HOSTILE[name] + _LOOP)
     assert launched.exit_code == 0, launched.ending
     # Nothing of ours is in what it opened itself.
     assert all(not file.read_bytes() for file in tmp_path.glob("own-*"))
@@ -188,6 +186,28 @@ def test_what_a_model_answers_itself_in_every_step_is_a_part_of_it_and_now_and_t
     assert launched.num_steps == 40
     assert "evaluation" not in split_steps(launched)
     assert sum_other_work(launched)["evaluation"] > 0
+
+
+def test_a_baseline_that_fails_without_torchrun_stays_wrapped_and_no_report_stays_of_another_script(
+    run, tmp_path, monkeypatch
+):
+    (tmp_path / "script.py").touch()
+    request = parse_request({"SCRIPT": "script.py", "CELLS": "1", "FOLDER": str(tmp_path)})
+    audit = partial(run_audit, request, work=tmp_path, reports=tmp_path, stop=None)
+    script = _TRAIN.replace(" if world_size > 1 else model", "")
+    monkeypatch.setattr(
+        "ddp_audit.__main__.launch_script", lambda *_, is_alone=False, **__: run(script, is_alone=is_alone)
+    )
+    audit()
+    found = json.loads((tmp_path / "findings.json").read_text())["findings"]
+    (baseline,) = next(gate["findings"] for gate in found if gate["name"] == plain_baseline.name)
+    assert baseline["outcome"] == "failed"
+    assert "started by python alone it does not train" in baseline["compared"]
+    script = "import torch\n"
+    with pytest.raises(ConfigurationError, match=r"no optimizer step of torch.optim was seen") as told:
+        audit()
+    assert told.value.exit_code == 2
+    assert not (tmp_path / "findings.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -280,8 +300,8 @@ optimizer.step()
 """
 
 
-def test_models_that_learn_in_turns_are_both_looked_at_to_the_end(launch):
-    steps = launch(_IN_TURNS).ranks[0].steps
+def test_models_that_learn_in_turns_are_both_looked_at_to_the_end(run):
+    steps = run(_IN_TURNS).ranks[0].steps
     assert len(steps) == 40
     # Of those that judge, the rows are known; a model that is frozen in every second step is not lost.
     assert all(step["micros"][0].get("ids") for step in steps[::2])
@@ -290,8 +310,8 @@ def test_models_that_learn_in_turns_are_both_looked_at_to_the_end(launch):
     assert [len(step["weights"]["digests"]) for step in steps if "weights" in step] == [4] * 7
 
 
-def test_batches_that_are_gathered_before_the_first_is_learned_from_keep_their_rows(launch):
-    (step,) = launch(_GATHERED).ranks[0].steps
+def test_batches_that_are_gathered_before_the_first_is_learned_from_keep_their_rows(run):
+    (step,) = run(_GATHERED).ranks[0].steps
     assert [index for micro in step["micros"] for index in micro["ids"]] == list(range(80))
 
 

@@ -11,16 +11,15 @@ from ddp_audit.observer.samples import count_tokens, digest_rows, digest_tensors
 
 
 def test_a_row_is_the_same_wherever_its_padding_stands():
-    row = torch.tensor([256, 7, 0, 65536])
-    right, left = torch.nn.functional.pad(row, (0, 3)), torch.nn.functional.pad(row, (3, 0))
-    digests = digest_rows(torch.stack([right, left]))
-    assert digests == digest_rows(row[None]) * 2
-    assert digests != digest_rows(torch.tensor([[256, 7, 0, 65537]])) * 2
+    row = torch.tensor([[256, 7, 0, 65536]])
+    for padding in ((0, 3), (3, 0)):
+        assert digest_rows(torch.nn.functional.pad(row, padding)) == digest_rows(row)
+    assert digest_rows(torch.tensor([[256, 7, 0, 65537]])) != digest_rows(row)
     # A mask knows better which zeros are padding, of whatever type it is.
     padded = torch.tensor([[5, 0, 0, 9], [5, 0, 0, 0]])
     for kind in (torch.int64, torch.bool, torch.float32):
-        mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 0]], dtype=kind)
-        assert digest_rows(padded, mask) == digest_rows(torch.tensor([[5, 0, 0]] * 2), torch.ones(2, 3))
+        mask = torch.tensor([[1, 1, 1, 0]] * 2, dtype=kind)
+        assert digest_rows(padded, mask) == digest_rows(padded[:, :3], torch.ones(2, 3))
     assert digest_rows(torch.zeros(1, 4, dtype=torch.int64)) != digest_rows(torch.zeros(1, 5, dtype=torch.int64))
 
 

@@ -12,11 +12,11 @@ from ruamel.yaml import YAML
 from tests.conftest import PROJECT
 
 _LEARNS_NOTHING = """
-import sys
 import torch
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-for _ in range(int(sys.argv[sys.argv.index("--steps") + 1])):
+epochs = 3
+while True:
     model(torch.randn(2, 4)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -24,8 +24,8 @@ for _ in range(int(sys.argv[sys.argv.index("--steps") + 1])):
 
 
 @pytest.mark.slow
-def test_the_package_is_installed_by_itself_and_audits_a_script(tmp_path):
-    source, there = tmp_path / "source", tmp_path / "there"
+def test_the_package_is_installed_by_itself_and_audits_a_script_without_end(tmp_path):
+    token, source, there = "hf_" + "a" * 30, tmp_path / "source", tmp_path / "there"
     shutil.copytree(PROJECT / "ddp_audit", source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
     command = ["uv", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--offline"]
     python = ["--python", sys.executable, "--target", str(there)]
@@ -40,7 +40,7 @@ def test_the_package_is_installed_by_itself_and_audits_a_script(tmp_path):
     path = os.pathsep.join([str(there / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {
         **os.environ, "PATH": path, "PYTHONPATH": str(there), "OMP_NUM_THREADS": "1",
-        "AUDIT": "train.py --cells 1 -- --steps 5", "GITHUB_STEP_SUMMARY": "summary.md",
+        "AUDIT": f"train.py --cells 1 --steps 5 -- --token {token}", "GITHUB_STEP_SUMMARY": "summary.md",
     }  # fmt: skip
     audit, show = (
         subprocess.run(["bash", "-ec", step], cwd=tmp_path, text=True, capture_output=True, env=environment)
@@ -49,4 +49,7 @@ def test_the_package_is_installed_by_itself_and_audits_a_script(tmp_path):
     says = "Nothing is learned"
     assert (audit.returncode, audit.stdout.startswith(says)) == (1, True), audit.stdout + audit.stderr
     assert show.returncode == 0
-    assert says in (tmp_path / "summary.md").read_text()
+    report = (tmp_path / "summary.md").read_text()
+    assert says in report
+    assert "As many epochs as asked for" in report
+    assert token not in report + audit.stdout + audit.stderr

@@ -1,5 +1,6 @@
-"""The figures of an audit's report, worked out by hand from a record that is made up."""
+"""The figures of an audit's report, worked out by hand from a record that is made up; and what it shows of names."""
 
+import json
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -7,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddp_audit.__main__ import require_steps
-from ddp_audit.asked import Request, ScriptError
-from ddp_audit.checks import Answers, Result, judge_cells
+from ddp_audit.asked import ConfigurationError, Request, ScriptError
+from ddp_audit.checks import Answers, Result, ask_all, judge_cells
 from ddp_audit.findings import list_first_pass
 from ddp_audit.findings.cells import global_batch, plausible_speed
 from ddp_audit.findings.gradients import loss_weights
@@ -17,7 +18,8 @@ from ddp_audit.findings.parameters import finite
 from ddp_audit.findings.rows import rows_of_its_own
 from ddp_audit.page import format_verdict, make_document, render_html, render_markdown
 from ddp_audit.process.findings import Finding
-from ddp_audit.records import Audit, Launched, RankRecord
+from ddp_audit.records import Audit, Launched, RankRecord, read_rank
+from ddp_audit.running import StepCounter
 from ddp_audit.speed import Ratio, compute_speeds, split_steps, sum_other_work
 
 _REQUEST = Request(
@@ -27,10 +29,15 @@ _REQUEST = Request(
 
 
 def _make_steps(num_steps, samples, **seconds):
-    micro = {"num_samples": samples, "shape": [samples, 5]}
-    known = {"lr": [0.1], "num_collectives": 0}
+    steps = _feed({"num_samples": samples, "shape": [samples, 5]} for _ in range(num_steps))
+    return [step | {"seconds": dict(seconds)} for step in steps]
+
+
+def _feed(micros):
+    """Return steps that learn from one of these micro-batches each."""
     return [
-        {"step": step, "micros": [dict(micro)], "seconds": dict(seconds), **known} for step in range(1, num_steps + 1)
+        {"step": step, "micros": [micro], "seconds": {"forward": 0.1}, "lr": [0.1], "num_collectives": 0}
+        for step, micro in enumerate(micros, start=1)
     ]
 
 
@@ -118,14 +125,13 @@ def test_a_failed_finding_withholds_the_speedup_everywhere_on_the_page(verdict):
 )
 def test_same_indices_are_the_same_rows_unless_what_was_looked_at_differs(contents, repeats, verdict, code):
     def read(content):
-        steps = _make_steps(20, 4, forward=0.1)
-        for number, step in enumerate(steps):
-            row = f"{content} {number // repeats}"
-            # Every fourth row was looked at; of a stream all.
-            indexed = {"ids": list(range(4 * number, 4 * number + 4)), "rows": [row, "", "", ""]}
-            streamed = {"rows": [f"{row} {at}" for at in range(4)]}
-            step["micros"] = [{"loader": 0, **(indexed if repeats == 1 else streamed)}]
-        return steps
+        rows = [f"{content} {number // repeats}" for number in range(20)]
+        if repeats > 1:
+            return _feed({"loader": 0, "rows": [f"{row} {at}" for at in range(4)]} for row in rows)
+        # Every fourth row was looked at; of a stream all.
+        return _feed(
+            {"loader": 0, "ids": [*range(4 * at, 4 * at + 4)], "rows": [row, "", "", ""]} for at, row in enumerate(rows)
+        )
 
     audit = _make_audit([read(contents[0])], list(map(read, contents)))
     found = rows_of_its_own.find(audit, "2proc")
@@ -139,30 +145,24 @@ _TRIPLED = [row for row in range(60) for _ in range(3)]
 @pytest.mark.parametrize(
     ("base", "of_ranks", "num_there", "code"),
     [
+        # Repeated augmentation, and on every rank.
         (_TRIPLED, [_TRIPLED[rank::4] for rank in range(4)], 60, "rows_repeated"),
         (_TRIPLED, [_TRIPLED] * 2, 60, "same_rows"),
+        # Shards that are resampled, or shuffled by ranks.
         ([*range(20)] * 2, [range(40), range(20, 60)], None, "rows_repeated"),
         (range(60), [range(40), range(20, 60)], None, "same_rows"),
+        # A stream on every rank, and an endless one.
         (range(60), [range(40), range(40)], None, "same_rows"),
         ([*range(40), *range(20)], [range(30), range(10, 40)], None, "same_rows"),
-    ],
-    ids=[
-        "repeated augmentation",
-        "on every rank",
-        "resampled shards",
-        "shuffled by ranks",
-        "a stream on every rank",
-        "an endless one",
     ],
 )
 def test_rows_that_are_meant_to_come_on_several_ranks_are_no_defect(base, of_ranks, num_there, code):
     def feed(rows):
-        steps = _make_steps(10, 4, forward=0.1)
-        for step, at in zip(steps, range(10), strict=True):
-            size = len(rows) // 10
-            batch = list(rows[at * size : (at + 1) * size])
-            step["micros"] = [{"loader": 0, **({"ids": batch} if num_there else {"rows": [*map(str, batch)]})}]
-        return steps
+        size = len(rows) // 10
+        batches = [list(rows[at : at + size]) for at in range(0, 10 * size, size)]
+        return _feed(
+            {"loader": 0, **({"ids": batch} if num_there else {"rows": [*map(str, batch)]})} for batch in batches
+        )
 
     audit = _make_audit([feed(base)], list(map(feed, of_ranks)))
     for rank in audit.ranks("2proc"):
@@ -175,11 +175,8 @@ def test_rows_that_are_meant_to_come_on_several_ranks_are_no_defect(base, of_ran
 )
 def test_batches_that_are_sized_by_tokens_are_compared_by_them(tokens, is_weak, code):
     def feed(most, shift):
-        steps = _make_steps(20, 1, forward=0.1)
-        for step in steps:
-            width = (4, 5, 40, 60, 24)[(step["step"] + shift) % 5]
-            step["micros"] = [{"num_samples": most // width, "shape": [most // width, width]}]
-        return steps
+        widths = [(4, 5, 40, 60, 24)[(number + shift) % 5] for number in range(1, 21)]
+        return _feed({"num_samples": most // width, "shape": [most // width, width]} for width in widths)
 
     audit = _make_audit([feed(240, 0)], [feed(tokens, 0), feed(tokens, 1)])
     audit.request = replace(_REQUEST, is_weak=is_weak)
@@ -239,6 +236,11 @@ def test_passes_of_other_lengths_are_wrong_unless_who_is_through_waits_and_are_n
         require_steps(failed, started_in=Path())
 
 
+def test_a_script_that_never_imported_torch_is_told_so():
+    with pytest.raises(ConfigurationError, match="never imported torch: nothing to observe"):
+        require_steps(Launched("1proc", Path(), [RankRecord(0, {})], 0), started_in=Path())
+
+
 def test_a_smaller_batch_at_the_end_of_a_pass_is_no_mean_of_means():
     ranks = [_make_pass(6, 2, 4, 6), _make_pass(6, 2, 4, 6, last=1)]
     endless = [replace(rank, lines={}) for rank in ranks]
@@ -255,3 +257,40 @@ def test_the_clock_of_a_run_of_two_epochs_is_not_the_span_from_one_start_to_the_
         for end, (num_steps, seconds) in spans.items()
     ]
     assert clock.find(audit, "2proc").outcome == "passed"
+
+
+_MARKUP = "<img src=x onerror=alert(1)>"
+
+
+def test_markup_in_names_stays_text_in_page_and_terminal_report():
+    micro = {"model": _MARKUP, "wrapper": _MARKUP, "num_samples": 4, "shape": [4, 2], "line": [_MARKUP, 3]}
+    steps = [step | {"optimizer": _MARKUP, "backend": _MARKUP} for step in _feed(dict(micro) for _ in range(29))]
+    lines = {
+        "asked": [{"where": "arguments", "names": {"epochs": 3, "resume": _MARKUP}, "are_there": {}}],
+        "open": [{"path": f"/{_MARKUP}.csv", "mode": "a"}],
+    }
+    request = replace(_REQUEST, words=(f"/there/{_MARKUP}.py", _MARKUP), cells={"1proc": 1})
+    rank = RankRecord(0, {"pid": 1, "python": _MARKUP}, steps, lines=lines)
+    audit = Audit(request, {"1proc": [Launched("1proc", Path(), [rank], 0)]})
+    answers = ask_all(audit)
+    document = make_document(Result(audit, answers, compute_speeds(audit), judge_cells(answers, [], ["1proc"])))
+    page = render_html(document)
+    assert "<img" not in page + render_markdown(document)
+    assert page.count("&lt;img src=x") > 3
+
+
+def test_what_a_script_itself_writes_into_its_record_is_no_step(tmp_path):
+    def encode(step):
+        line = {"mark": "1", "kind": "step", "step": step, "micros": [{}], "seconds": {}}
+        return json.dumps(line, separators=(",", ":")).encode()
+
+    forged = [b"[" * 100_000, b"7", b'{"kind": ["step"]}', b'{"kind": "step", "step": 3, "micros": [7], "seconds": {}}']
+    forged.append(b'{"kind": "step", "step": 4, "micros": [{}], "seconds": {"forward": "long"}}')
+    file = tmp_path / "rank-0.jsonl"
+    file.write_bytes(b"\n".join([encode(1), encode(2), *forged, b""]))
+    counter = StepCounter(file)
+    assert counter.count() == 2
+    with file.open("ab") as more:
+        more.write(encode(5) + b"\n")
+    assert counter.count() == 3
+    assert [step["step"] for step in read_rank(file, 0).steps] == [1, 2, 5]

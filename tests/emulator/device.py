@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from training.process.files import digest_file, digest_json, write_json
+from training.process.files import write_json
 
 _MODEL_TYPE = "emulated"
 _MIB = 2**20
@@ -52,21 +52,8 @@ def read_device(model_dir):
 
 def write_device(folder, device):
     """Write the device as a model folder, config.json and manifest.json; return the folder."""
+    from tests.tiny import with_manifest  # which imports this
+
     write_json(folder / "config.json", {"model_type": _MODEL_TYPE, **dataclasses.asdict(device)})
-    files = {"config.json": digest_file(folder / "config.json")}
-    write_json(
-        folder / "manifest.json",
-        {
-            "source": "emulated device",
-            "kind": "builtin",
-            "revision": None,
-            "commit": None,
-            "label": f"an emulated device: {device.num_layers} layers that sleep",
-            "num_parameters": device.num_layers * device.parameters_per_layer,
-            "model_type": _MODEL_TYPE,
-            "is_random_weights": True,
-            "digest": digest_json(files),
-            "files": files,
-        },
-    )
-    return folder
+    num_parameters = device.num_layers * device.parameters_per_layer
+    return with_manifest(folder, num_parameters=num_parameters, model_type=_MODEL_TYPE)

@@ -3,7 +3,6 @@
 Patches functions of training/ as soon as a rank imports it; any other model is left as it is.
 """
 
-import functools
 import time
 from pathlib import Path
 
@@ -12,29 +11,14 @@ from torch.futures import Future
 from tests.emulator import WORKLOAD
 from tests.emulator.device import read_device
 from tests.emulator.model import EmulatedModel
+from tests.mutants.patching import Patch
 from training.probing import timed_blocks
 from training.probing.sweep import sweep_exchange
 from training.record.cpu_use import CpuUse
-from training.step.replica import Replica
+from training.step import replica
 from training.strategies.ddp import step as ddp
 
 
-def _replace(owner, name):
-    """Have what is decorated called in the place of that function, with it as the first argument."""
-
-    def put(change):
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def replacement(*given, **named):
-            return change(original, *given, **named)
-
-        setattr(owner, name, replacement)
-
-    return put
-
-
-@_replace(ddp, "choose_hook")
 def _exchange(of, model, *, communicates):
     """Return what has the link average a bucket, or without communication keeps it; the wrapper costs its time."""
     if not isinstance(model, EmulatedModel):
@@ -50,7 +34,6 @@ def _exchange(of, model, *, communicates):
     return exchange
 
 
-@_replace(ddp.Ddp, "set_up")
 def _set_up(of, strategy):
     """Take the size of a real bucket (MiB) that stands for one of the asked size (None: 25 MiB)."""
     model = strategy.module
@@ -60,7 +43,6 @@ def _set_up(of, strategy):
     of(strategy)
 
 
-@_replace(ddp.Ddp, "describe")
 def _describe(of, strategy):
     """Return how DDP's exchange is laid out, in bytes of the device's description."""
     found = of(strategy)
@@ -69,7 +51,6 @@ def _describe(of, strategy):
     return {**found, "bucket_bytes": [scale * size for size in found["bucket_bytes"]]}
 
 
-@_replace(Replica, "__init__")
 def _make_replica(of, replica, model, *more, **named):
     """Have an update wait for the exchange."""
     of(replica, model, *more, **named)
@@ -77,7 +58,6 @@ def _make_replica(of, replica, model, *more, **named):
         replica.optimizer.register_step_pre_hook(lambda *_: model.rank.update())
 
 
-@_replace(timed_blocks.BlockRunner, "_time_block")
 def _time_block(of, blocks, made, block, run):
     """Have the device catch up with everything as the clock starts: it must not make up for the time it waited."""
 
@@ -95,7 +75,6 @@ def _time_block(of, blocks, made, block, run):
     return found
 
 
-@_replace(timed_blocks.BlockRunner, "sweep")
 def _sweep(of, blocks, variant, **named):
     """Sleep for the seconds of an all-reduce."""
     config = blocks.config
@@ -104,3 +83,14 @@ def _sweep(of, blocks, variant, **named):
     device = read_device(Path(variant.overrides.get("model_dir", config.model_dir)))
     seconds = device.compute_link_seconds(blocks._ranks.world_size)
     return sweep_exchange(blocks._ranks, seconds_of_link=lambda _: seconds, **named)
+
+
+for module, name, change in (
+    (ddp, "choose_hook", _exchange),
+    (ddp, "Ddp.set_up", _set_up),
+    (ddp, "Ddp.describe", _describe),
+    (replica, "Replica.__init__", _make_replica),
+    (timed_blocks, "BlockRunner._time_block", _time_block),
+    (timed_blocks, "BlockRunner.sweep", _sweep),
+):
+    Patch(f"{module.__name__}:{name}", change).apply(vars(module))

@@ -4,9 +4,6 @@ The device's time is reckoned, not measured: a layer begins when the one before 
 sleeper wakes late nor what the real arithmetic costs, as long as the host does not fall far behind.
 """
 
-import ctypes
-import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,16 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-_PR_SET_TIMERSLACK = 29
-_TIMER_SLACK_NANOSECONDS = 1000
-"""Linux wakes a sleeper up to 50 us late to save power, more than all else that the host does in a layer."""
 _BEHIND = 0.5
 """How far the host may be behind the device's time and catch up, as a share of a micro-batch's forward and backward.
 
 Where it is farther, it has waited for something. What is caught up wrongly is not gained: the next wait is longer.
 """
-
-_precise = threading.local()
 
 
 class EmulatedRank:
@@ -78,42 +70,20 @@ class EmulatedLink:
         """Have the buffer averaged from that moment on; `averaged`: the future (torch types its errors as values)."""
         try:
             _sleep_until(at)
-            self._rank.exchanged_at = _average(buffer, at, group)
-            averaged.set_result(buffer)
+            # Collectives of the group are counted: there is one for each bucket.
+            mine = torch.cat([buffer.double(), torch.tensor([at], dtype=torch.float64)])
+            parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, mine, group=group)
+            whole = torch.stack(parts)
+            self._rank.exchanged_at = float(whole[:, -1].max())
+            averaged.set_result(buffer.copy_(whole[:, :-1].mean(0)))
         except Exception as error:
             # Another rank is gone. Told to nobody, the backward would wait for ever.
             averaged.set_exception(error)
 
 
-def _average(buffer, at, group):
-    """Average the buffer over all ranks, in place, and return the latest of their times: one collective of the group.
-
-    By 2(N-1) messages: gloo's own all-reduce takes 2N(N-1), which on few cores is more than the step that is emulated.
-    """
-    world_size = dist.get_world_size(group)
-    mine = torch.cat([buffer.double(), torch.tensor([at], dtype=torch.float64)])
-    if dist.get_rank(group) == 0:
-        parts = [torch.empty_like(mine) for _ in range(1, world_size)]
-        # Outside the group, whose collectives are counted: one for each bucket.
-        messages = [dist.irecv(part, rank) for rank, part in enumerate(parts, start=1)]
-        for part, message in zip(parts, messages, strict=True):
-            message.wait()
-            mine[:-1] += part[:-1]
-            mine[-1] = max(mine[-1], part[-1])
-        mine[:-1] /= world_size
-    else:
-        dist.send(mine, 0)
-    dist.broadcast(mine, 0, group=group)
-    buffer.copy_(mine[:-1])
-    return float(mine[-1])
-
-
 def _sleep_until(at):
     """Sleep, never busy-wait: there are more ranks than cores."""
-    if not hasattr(_precise, "is_set"):
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NANOSECONDS, 0, 0, 0)
-        _precise.is_set = True
     seconds = at - time.monotonic()
     if seconds > 0:
         time.sleep(seconds)

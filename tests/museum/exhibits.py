@@ -24,8 +24,6 @@ class Exhibit:
     """One defect."""
 
     key: str
-    defect: str
-    """What is wrong, in one plain sentence."""
     caught_by: str
     """The gate that has to fail, or `STAGE: WORDS` if that stage has to refuse with these words."""
     patches: tuple[Patch, ...]
@@ -38,8 +36,8 @@ class Exhibit:
     """Whether one process does exactly what it does without the defect, so that its run can be shared."""
 
 
-def _show(key, defect, caught_by, *patches, **more):
-    return Exhibit(key=key, defect=defect, caught_by=caught_by, patches=patches, **more)
+def _show(key, caught_by, *patches, **more):
+    return Exhibit(key=key, caught_by=caught_by, patches=patches, **more)
 
 
 def _of_2proc(*told, **more):
@@ -161,106 +159,98 @@ _UNSHARDED = Patch(
 )
 
 EXHIBITS = [
+    # The bare module is trained instead of its DDP wrapper: no gradient is ever exchanged.
+    _of_2proc("raw module", "train: the ranks hold different parameters", _RAW),
+    # The same, in a trainer that does not compare the ranks' parameters.
     _of_2proc(
-        "raw module", "The bare module is trained instead of its DDP wrapper: no gradient is ever exchanged.",
-        "train: the ranks hold different parameters", _RAW,
+        "raw module, trainer's check removed", "Same parameters on all ranks", _RAW,
+        Patch("training.loop:_require_same_state", lambda *_: None),
     ),
+    # No gradient is exchanged; all ranks copy rank 0's weights after each step, so that weights agree.
     _of_2proc(
-        "raw module, trainer's check removed", "The same, in a trainer that does not compare the ranks' parameters.",
-        "Same parameters on all ranks", _RAW, Patch("training.loop:_require_same_state", lambda *_: None),
+        "weights copied in place of gradients", "train: the ranks hold different optimizer states", _RAW,
+        Patch(f"{_REPLICA}.optimizer_step", _copy_weights),
     ),
+    # Gradients are exchanged on every micro-batch: right weights, needless communication.
     _of_2proc(
-        "weights copied in place of gradients",
-        "No gradient is exchanged; all ranks copy rank 0's weights after each step, so that weights agree.",
-        "train: the ranks hold different optimizer states", _RAW, Patch(f"{_REPLICA}.optimizer_step", _copy_weights),
+        "no no_sync", "Gradients were synchronised",
+        Patch("training.strategies.ddp.step:Ddp._accumulate_gradient", _synchronise_all),
     ),
+    # Each rank clips the gradient of its own share by the norm of that share.
     _of_2proc(
-        "no no_sync", "Gradients are exchanged on every micro-batch: right weights, needless communication.",
-        "Gradients were synchronised", Patch("training.strategies.ddp.step:Ddp._accumulate_gradient", _synchronise_all),
+        "zero1: shares clipped one by one", "Update equivalence", Patch(f"{_REPLICA}._clip_whole", _clip_own),
+        params=_spread("zero1"),
     ),
+    # The last stage takes the attention mask for the labels.
     _of_2proc(
-        "zero1: shares clipped one by one", "Each rank clips the gradient of its own share by the norm of that share.",
-        "Update equivalence", Patch(f"{_REPLICA}._clip_whole", _clip_own), params=_spread("zero1"),
-    ),
-    _of_2proc(
-        "pipeline: labels = attention mask", "The last stage takes the attention mask for the labels.",
-        "Loss curves coincide", Patch("training.strategies.pipeline.schedule:StagedSteps.run", _take_mask_as_labels),
+        "pipeline: labels = attention mask", "Loss curves coincide",
+        Patch("training.strategies.pipeline.schedule:StagedSteps.run", _take_mask_as_labels),
         params=_spread("pipeline"),
     ),
+    # Every rank takes all micro-batches of every step.
+    _of_2proc("missing sharding", "train: the ranks learned from", _UNSHARDED),
+    # The same, in a trainer that does not count the ranks' tokens.
     _of_2proc(
-        "missing sharding", "Every rank takes all micro-batches of every step.",
-        "train: the ranks learned from", _UNSHARDED,
+        "missing sharding, trainer's check removed", "Every sample exactly once", _UNSHARDED,
+        Patch(f"{_STEP}._make_step_facts", _count_as_planned),
     ),
+    # The order of the samples depends on the number of ranks.
+    _of_2proc("another order per cell", "Same rows in the same steps", Patch(_PLAN, _shuffle_by_ranks)),
+    # One cell starts from another model than the other.
+    _of_2proc("different start weights per cell", "No break between segments", Patch(_RANKS, _take_other_model)),
+    # Twice the ranks take twice the global batch: 8 samples per step against 16.
+    _of_2proc("different global batch per cell", "Same work in every cell", Patch(_RANKS, _enlarge_batch)),
+    # A resumed cell has its weights back and an empty optimizer.
     _of_2proc(
-        "missing sharding, trainer's check removed", "The same, in a trainer that does not count the ranks' tokens.",
-        "Every sample exactly once", _UNSHARDED, Patch(f"{_STEP}._make_step_facts", _count_as_planned),
+        "optimizer state not restored", "train: is not what was saved after it was restored",
+        Patch(f"{_REPLICA}.load_state", _restore_no_optimizer), scenario="resume",
     ),
+    # Only rank 0 loads the checkpoint.
     _of_2proc(
-        "another order per cell", "The order of the samples depends on the number of ranks.",
-        "Same rows in the same steps", Patch(_PLAN, _shuffle_by_ranks),
+        "resume on rank 0 only", "train: loaded weights have checksum",
+        Patch("training.step.strategy:Strategy.restore", _restore_first), scenario="resume",
     ),
-    _of_2proc(
-        "different start weights per cell", "One cell starts from another model than the other.",
-        "No break between segments", Patch(_RANKS, _take_other_model),
-    ),
-    _of_2proc(
-        "different global batch per cell",
-        "Twice the ranks take twice the global batch: 8 samples per step against 16.",
-        "Same work in every cell", Patch(_RANKS, _enlarge_batch),
-    ),
-    _of_2proc(
-        "optimizer state not restored", "A resumed cell has its weights back and an empty optimizer.",
-        "train: is not what was saved after it was restored", Patch(f"{_REPLICA}.load_state", _restore_no_optimizer),
-        scenario="resume",
-    ),
-    _of_2proc(
-        "resume on rank 0 only", "Only rank 0 loads the checkpoint.",
-        "train: loaded weights have checksum", Patch("training.step.strategy:Strategy.restore", _restore_first),
-        scenario="resume",
-    ),
+    # All cells, and the evaluation, take the attention mask for the labels.
     _show(
-        "labels from the wrong column in every cell",
-        "All cells, and the evaluation, take the attention mask for the labels.",
-        "Starts from the base model", Patch("training.data.batches:Slice.collate", _ones_as_labels),
+        "labels from the wrong column in every cell", "Starts from the base model",
+        Patch("training.data.batches:Slice.collate", _ones_as_labels),
     ),
+    # All cells learn from the rows in the order in which they stand.
+    _show("rows not shuffled in every cell", "Steps are those asked for", Patch(_PLAN, _keep_order)),
+    # The second range is the held-out rows, which the loss is later looked at on.
     _show(
-        "rows not shuffled in every cell", "All cells learn from the rows in the order in which they stand.",
-        "Steps are those asked for", Patch(_PLAN, _keep_order),
+        "trained on the held-out rows", "Held-out rows were held out",
+        Patch("tasks.train:CellTraining.config", _train_heldout),
     ),
+    # In place of a cell's checkpoint the base model is evaluated.
     _show(
-        "trained on the held-out rows",
-        "The second range is the held-out rows, which the loss is later looked at on.",
-        "Held-out rows were held out", Patch("tasks.train:CellTraining.config", _train_heldout),
-    ),
-    _show(
-        "another model evaluated", "In place of a cell's checkpoint the base model is evaluated.",
-        "Evaluated what was trained",
+        "another model evaluated", "Evaluated what was trained",
         Patch("tasks.evaluate:evaluate", lambda of, subject, rows: of(replace(subject, checkpoint=None), rows)),
     ),
+    # Each step's clock also runs while a checkpoint is saved.
     _show(
-        "checkpoint inside the timer", "Each step's clock also runs while a checkpoint is saved.",
-        "Only steps were timed", Patch("training.loop:train_segment", _note_training),
+        "checkpoint inside the timer", "Only steps were timed", Patch("training.loop:train_segment", _note_training),
         Patch(f"{_STEP}.close", _save_first),
     ),
+    # The loader is slow; more ranks are faster because there are more loaders.
     _show(
-        "data-bound run called GPU scaling",
-        "The loader is slow; more ranks are faster because there are more loaders.",
-        "Not data-bound",
+        "data-bound run called GPU scaling", "Not data-bound",
         Patch("training.data.batches:Slice.row", lambda of, *given: (time.sleep(0.02), of(*given))[1]),
     ),
+    # A timed step of several ranks leaves out half of the micro-batches.
     _show(
-        "timed: half the tokens", "A timed step of several ranks leaves out half of the micro-batches.",
-        "Timed blocks did the work", Patch("training.probing.variants:make_micro_batches", _deal_half),
-        scenario="timed",
+        "timed: half the tokens", "Timed blocks did the work",
+        Patch("training.probing.variants:make_micro_batches", _deal_half), scenario="timed",
     ),
+    # Turns that do not suit are left out of the measurement.
     _show(
-        "timed: turns left out", "Turns that do not suit are left out of the measurement.",
-        "Training bears out the blocks", Patch("tasks.measuring.turns:TimedTurns.add", _leave_out), scenario="timed",
+        "timed: turns left out", "Training bears out the blocks",
+        Patch("tasks.measuring.turns:TimedTurns.add", _leave_out), scenario="timed",
     ),
+    # The one process runs every forward pass twice.
     _show(
-        "timed: loss computed twice in the baseline", "The one process runs every forward pass twice.",
-        "Baseline is not slowed", Patch("training.strategies.single.step:Single._accumulate_gradient", _compute_twice),
-        scenario="timed",
+        "timed: loss computed twice in the baseline", "Baseline is not slowed",
+        Patch("training.strategies.single.step:Single._accumulate_gradient", _compute_twice), scenario="timed",
     ),
 ]  # fmt: skip
 BY_KEY = {exhibit.key: exhibit for exhibit in EXHIBITS}

@@ -1,9 +1,6 @@
 """What defects leave in the records of a comparison, without a training: changes to the one that is written by hand."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,8 +20,6 @@ from tests.tasks.reporting.comparison import (
     write_updates,
 )
 
-Change = Callable[[Path, dict[str, Any], int], object]
-"""Given the folder, the params, and the step from which the training is wrong."""
 CELLS = ("1proc", "2proc")
 
 
@@ -187,7 +182,7 @@ RECORDS = {
         "timed: published speedup halved": _blocks(speedup=SPEEDUP * 0.49),
     },
 }
-"""Gate -> defect -> what is changed."""
+"""Gate -> defect -> what is changed, given the folder, the params, and the step from which the training is wrong."""
 
 
 def judge(folder, gate, key, first=1):

@@ -12,6 +12,7 @@ import runpy
 import signal
 import sys
 import tempfile
+from unittest import mock
 
 from tests.mutants.patching import find_patches, install, make_environment
 
@@ -24,12 +25,11 @@ _CONTEXT.set_forkserver_preload(["tests.warm.for_stages"])
 class StageFailedError(Exception):
     """A stage ended with another exit code than 0."""
 
-    def __init__(self, stage, exit_code, words):
-        super().__init__(f"{stage} ended with exit code {exit_code}: {words}")
-        self.stage = stage
-        self.exit_code = exit_code
-        self.words = words
+    def __init__(self, stage, exit_code, log):
+        self.stage, self.exit_code = stage, exit_code
+        self.words = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
         """Its last line."""
+        super().__init__(f"{stage} ended with exit code {exit_code}: {self.words}")
 
 
 class StageProcess:
@@ -58,8 +58,7 @@ class StageProcess:
             self._process.kill()
             self._process.join()
         if self._process.exitcode:
-            lines = self._log.read_text(errors="replace").strip().splitlines()
-            raise StageFailedError(self._stage, self._process.exitcode, lines[-1] if lines else "it said nothing")
+            raise StageFailedError(self._stage, self._process.exitcode, self._log)
 
 
 def run_stages(project, stages):
@@ -82,8 +81,7 @@ def run_stages(project, stages):
     if not codes or codes[-1] == 0:
         # The next one did not come to its end, or could not even be imported.
         codes.append(process.exitcode or 1)
-    lines = (project / _LOG).read_text(errors="replace").strip().splitlines()
-    raise StageFailedError(stages[len(codes) - 1][0], codes[-1], lines[-1] if lines else "it said nothing")
+    raise StageFailedError(stages[len(codes) - 1][0], codes[-1], project / _LOG)
 
 
 def run_elsewhere(function, *arguments):
@@ -158,16 +156,7 @@ def _leave_out_services(stage):
         return
     from tasks.services import tracker
 
-    class Nobody:
-        def send(self, events): ...
-
-        def replay(self, folders): ...
-
-    @contextlib.contextmanager
-    def follow_nobody(*_, **__):
-        yield Nobody()
-
-    tracker.follow_cell = follow_nobody
+    tracker.follow_cell = lambda *_, **__: contextlib.nullcontext(mock.Mock())
     if stage == "report":
         from tasks.reporting import drawing
 

@@ -1,6 +1,8 @@
-"""`make mutants`: every mutant, and the first test that sees it; written to tests/mutants/table.md."""
+"""`make mutants`: every mutant, and the first test that sees it; written to tests/mutants/table.md.
 
-import argparse
+`python -m tests.mutants WORDS`: those with the words in their name; other rows stay.
+"""
+
 import os
 import sys
 import tempfile
@@ -16,7 +18,7 @@ from tests.warm.imports import HEAVY, import_ahead
 
 TABLE = Path(__file__).with_name("table.md")
 _TESTS = Path(__file__).resolve().parents[1]
-_SURVIVES, _NOT_RUN = "**survives**", "not run yet"
+_SURVIVES = "**survives**"
 _TIMEOUT = "--timeout=180"
 """Of a test, in seconds: what waits for something that a mutant never does has seen it."""
 _HEAD = "| mutant | room | died of | seconds |\n|---|---|---|---|\n"
@@ -24,29 +26,19 @@ _HEAD = "| mutant | room | died of | seconds |\n|---|---|---|---|\n"
 
 def main():
     """Return 0 if all mutants died."""
-    parser = argparse.ArgumentParser(prog="tests.mutants", description=__doc__)
-    parser.add_argument("--only", default="", help="those with these words in their name; other rows stay")
-    parser.add_argument("--missing", action="store_true", help="those without a row")
-    parser.add_argument("--all-quick", action="store_true", help="where its own tests pass, all quick ones as well")
-    arguments = parser.parse_args()
-    rows = read_rows(TABLE.read_text(encoding="utf-8") if TABLE.exists() else "")
-    chosen = [one for one in MUTANTS if arguments.only in one.patch.name]
-    if arguments.missing:
-        chosen = [one for one in chosen if _NOT_RUN in rows.get(one.patch.name, _NOT_RUN)]
+    rows = read_rows(TABLE.read_text(encoding="utf-8"))
+    chosen = [pair for pair in MUTANTS if any(words in pair[0].name for words in sys.argv[1:] or [""])]
     # What takes seconds of each run, and is nothing of the product.
     import_ahead([*HEAVY, "hypothesis.stateful", "playwright.sync_api"])
-    for number, mutant in enumerate(chosen, start=1):
-        started, name = time.monotonic(), mutant.patch.name
-        killer = _find_killer(mutant, [str(_TESTS / file) for file in mutant.tests])
-        if killer is None and arguments.all_quick:
-            killer = _find_killer(mutant, ["-m", "not slow and not alone", str(_TESTS)])
-        seconds = time.monotonic() - started
-        rows[name] = f"| `{name}` | {mutant.room} | {killer or _SURVIVES} | {seconds:.0f} |"
-        print(f"{number} of {len(chosen)}: {rows[name]}", flush=True)
+    for number, (patch, tests) in enumerate(chosen, start=1):
+        started, room = time.monotonic(), "/".join(patch.module.split(".")[:2])
+        died_of = _find_killer(patch, [str(_TESTS / file) for file in tests]) or _SURVIVES
+        rows[patch.name] = f"| `{patch.name}` | {room} | {died_of} | {time.monotonic() - started:.0f} |"
+        print(f"{number} of {len(chosen)}: {rows[patch.name]}", flush=True)
         lines = [rows[key] for key in PATCHES if key in rows]
-        num_dead = sum(_SURVIVES not in line and _NOT_RUN not in line for line in lines)
+        num_dead = sum(_SURVIVES not in line for line in lines)
         TABLE.write_text(_HEAD + "\n".join(lines) + f"\n\n{num_dead} of {len(MUTANTS)} died.\n", encoding="utf-8")
-    return int(any(_SURVIVES in rows[one.patch.name] for one in chosen))
+    return int(any(_SURVIVES in rows[patch.name] for patch, _ in chosen))
 
 
 def read_rows(text):
@@ -54,9 +46,9 @@ def read_rows(text):
     return {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
 
 
-def _find_killer(mutant, arguments):
+def _find_killer(patch, tests):
     """Return the first test that fails with the mutant; None if all pass."""
-    keys = f"tests.mutants:{mutant.patch.name}"
+    keys = f"tests.mutants:{patch.name}"
     with tempfile.TemporaryDirectory() as scratch:
         failed, said = Path(scratch) / "failed", Path(scratch) / "said"
         pid = os.fork()
@@ -66,10 +58,10 @@ def _find_killer(mutant, arguments):
                 os.dup2(file.fileno(), 2)
             os.environ.update(make_environment(keys) | {FAILED_FILE: str(failed)})
             install(find_patches(keys))
-            os._exit(pytest.main(["-q", "-x", _TIMEOUT, "-p", "tests.list_failures", *arguments]))
+            os._exit(pytest.main(["-q", "-x", _TIMEOUT, "-p", "tests.list_failures", *tests]))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         names = failed.read_text(encoding="utf-8").splitlines() if failed.exists() else []
-        assert code == 0 or (code == 1 and names), f"{mutant.patch.name}: no test ran:\n{said.read_text()}"
+        assert code == 0 or (code == 1 and names), f"{patch.name}: no test ran:\n{said.read_text()}"
     return names[0].removeprefix("tests/") if names else None
 
 

@@ -45,22 +45,15 @@ class Patch:
     def apply(self, names):
         """Change what the module holds; KeyError if the name is not there."""
         owner, original = self.find(names)
+        if isinstance(original, property):
+            changed = property(self._wrap(original.fget))
+        else:
+            changed = self._wrap(original) if callable(original) else self.change(original)
         last = self.name.rpartition(":")[2].rpartition(".")[2]
         if isinstance(owner, dict):
-            owner[last] = self._change(original)
+            owner[last] = changed
         else:
-            type.__setattr__(owner, last, self._change(original))
-
-    def _change(self, original):
-        if isinstance(original, (staticmethod, classmethod)):
-            return type(original)(self._wrap(original.__func__))
-        if isinstance(original, property):
-            return property(self._wrap(original.fget))
-        if isinstance(original, functools.cached_property):
-            changed = functools.cached_property(self._wrap(original.func))
-            changed.__set_name__(object, str(original.attrname))
-            return changed
-        return self._wrap(original) if callable(original) else self.change(original)
+            type.__setattr__(owner, last, changed)
 
     def _wrap(self, original):
         @functools.wraps(original)

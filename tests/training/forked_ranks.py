@@ -104,6 +104,8 @@ def _serve():
             # that nobody asked for, and with it torch's compiler.
             os.environ["DS_ACCELERATOR"] = config["device"]
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+        for name in config.get("ahead", ()):
+            importlib.import_module(name)
         gc.freeze()  # or each rank that looks for garbage copies the memory of all this
         running = _start(**asked)
         _say(list(running))

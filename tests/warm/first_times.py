@@ -4,6 +4,7 @@ Those are the table that transformers builds from a thousand patterns when a pro
 for the names of that model's weights, and what torch looks for in every installed package before ranks join.
 """
 
+import functools
 import os
 import tempfile
 from pathlib import Path
@@ -50,5 +51,7 @@ def open_first_model():
 
 get_checkpoint_conversion_mapping("qwen2")
 if hasattr(Backend, "_ensure_backend_registered"):  # from torch 2.14 on
+    # Every group looks for it twice, in all packages.
+    Backend._ensure_backend_registered = functools.cache(Backend._ensure_backend_registered)
     Backend._ensure_backend_registered("gloo")
 open_first_model()

@@ -2,10 +2,8 @@
 
 import argparse
 import contextlib
-import json
 import os
 import time
-import urllib.request
 
 import torch
 import torch.distributed as dist
@@ -17,7 +15,6 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--resume", default="")
 parser.add_argument("--out", default="out")
-parser.add_argument("--notify", default="")
 arguments = parser.parse_args()
 
 dist.init_process_group("gloo")
@@ -85,8 +82,6 @@ for epoch in range(arguments.epochs):
         torch.save(model.state_dict(), f"{arguments.out}/last.pt")
         with open(f"{arguments.out}/results.csv", "w" if epoch == 0 else "a") as file:
             file.write(f"{epoch},{seconds}\n")
-        if arguments.notify:
-            urllib.request.urlopen(arguments.notify, data=json.dumps({"epoch": epoch}).encode()).read()
 if rank == 0:
     print(f"{seconds:.3f} s")
 dist.destroy_process_group()

@@ -102,16 +102,12 @@ def looking_ahead():
 def pictures_apart():
     """Pictures of unlike sizes, one by one in a list, each with a target."""
 
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.filters, self.head = torch.nn.Conv2d(3, 6, 3), network
-
+    class Model(torch.nn.Sequential):
         def forward(self, pictures):
-            return self.head(torch.stack([self.filters(picture).mean((1, 2)) for picture in pictures]))
+            return self[1](torch.stack([self[0](picture).mean((1, 2)) for picture in pictures]))
 
     pictures = [(row.repeat(3, 1).expand(3 + at % 3, 3, 6).transpose(0, 1), row[:1]) for at, row in enumerate(numbers)]
-    wrapped = wrap(Model())
+    wrapped = wrap(Model(torch.nn.Conv2d(3, 6, 3), network))
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     sampler = DistributedSampler(pictures, seed=0)
     for batch in DataLoader(pictures, SHARE, sampler=sampler, collate_fn=list):
@@ -132,15 +128,11 @@ def told():
 def sequence_first():
     """Places come first, blocks are recomputed, a look at the loss keeps its graph; encoder and head."""
 
-    class Encoder(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.block = language[:1], language[1:2]
-
+    class Encoder(torch.nn.Sequential):
         def forward(self, places):
-            return checkpoint(self.block, self.embedding(places), use_reentrant=False)
+            return checkpoint(self[1], self[0](places), use_reentrant=False)
 
-    encoder, head = wrap(Encoder()), wrap(language[2])
+    encoder, head = wrap(Encoder(*language[:2])), wrap(language[2])
     optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], lr=1e-3)
     for first in range(rank * SHARE, 96, 8):
         batch = tokens[first : first + SHARE].t()
