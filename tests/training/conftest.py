@@ -1,6 +1,5 @@
 """Tiny real trainings: in this process, alone or under a real torchrun."""
 
-import hashlib
 import json
 import os
 import signal
@@ -16,16 +15,14 @@ import pytest
 import torch
 
 from tests.conftest import PROJECT
+from tests.gpu.steps import open_steps
 from tests.ledgers import read_ledger
 from tests.tiny import make_config, make_slice
 from training.config import read_config
-from training.data.plan import make_micro_batches
 from training.loop import train
 from training.process.distributed import join_ranks
 from training.process.events import EventStream, StopRequest
 from training.process.files import write_json
-from training.step.strategy import find_strategy
-from training.workloads import find_workload, open_segment
 
 _ROWS_OF = {
     "sequence_classification": {"num_classes": 3, "min_len": 2},
@@ -48,20 +45,12 @@ def rows(tmp_path_factory):
     @cache
     def write(workload):
         root, more = tmp_path_factory.mktemp("slices"), _ROWS_OF.get(workload, {})
-        sizes = [{"num_rows": 45}, {"num_rows": 27, "first_row": 45}]
-        if workload == "image_classification":
-            from tests.images import make_image_slice
-
-            return [make_image_slice(root / str(size["num_rows"]), size=16, **size) for size in sizes]
-        return [make_slice(root / str(size["num_rows"]), seed=seed, **size, **more) for seed, size in enumerate(sizes)]
+        return [
+            make_slice(root / str(num_rows), seed=seed, num_rows=num_rows, first_row=first_row, **more)
+            for seed, (num_rows, first_row) in enumerate([(45, 0), (27, 45)])
+        ]
 
     return write
-
-
-@pytest.fixture(scope="session")
-def tiny_model(models):
-    """A Qwen2-architecture model of 2 layers, hidden 64, tied embeddings, 82 thousand parameters."""
-    return models("tiny")
 
 
 @pytest.fixture(scope="session")
@@ -98,17 +87,7 @@ class Toy:
 
     def build(self, **changes):
         """Return its strategy on this process alone."""
-        config = self.read(**changes)
-        workload = find_workload(config.workload)
-        return find_strategy(config.strategy).build(workload.load_model(config.model_dir), workload, config, self.alone)
-
-    def take(self, number=1, **changes):
-        """Return the micro-batches of a step, and the number of their targets."""
-        config = self.read(**changes)
-        source, plan = open_segment(find_workload(config.workload), config, config.segments[0])
-        step = plan.step(number)
-        parts = make_micro_batches(source, step, rank=0, world_size=1, seq_len=config.seq_len, seed=(1, number))
-        return list(parts), step.num_targets
+        return open_steps(self.read(**changes), self.alone)[0]
 
 
 @pytest.fixture
@@ -138,22 +117,6 @@ def alone():
         yield ranks
 
 
-class InterruptingEvents(EventStream):
-    """The real event stream, which also raises a real signal right after a given step was said (0: the start)."""
-
-    def __init__(self, path, *, signal_after_step):
-        super().__init__(path, rank=0)
-        self._signal_after_step = signal_after_step
-
-    def send(self, event, **fields):
-        """Append the event, then raise SIGTERM if it is the step."""
-        is_sent = super().send(event, **fields)
-        step = {"step": fields.get("step"), "segment_started": 0}.get(event)
-        if step is not None and step == self._signal_after_step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return is_sent
-
-
 @pytest.fixture
 def signals_as_before():
     """Have what a training in this process does to signals undone."""
@@ -165,12 +128,24 @@ def signals_as_before():
 
 @pytest.fixture
 def train_here(alone, tmp_path, signals_as_before):
-    """Return `train_here(config, stop_after_step=None)`: one launch in this process; returns its events."""
+    """Return `train_here(config, stop_after_step=None)`: one launch in this process; returns its events.
+
+    It raises a real signal right after the step was said (0: the start).
+    """
 
     def launch(config, *, stop_after_step=None):
-        work_dir = Path(config["work_dir"])
-        stream = work_dir / "steps.jsonl"
-        events = InterruptingEvents(stream, signal_after_step=stop_after_step)
+        stream = Path(config["work_dir"]) / "steps.jsonl"
+        events = EventStream(stream, rank=0)
+        send = events.send
+
+        def send_and_interrupt(event, **fields):
+            is_sent = send(event, **fields)
+            step = {"step": fields.get("step"), "segment_started": 0}.get(event)
+            if step is not None and step == stop_after_step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return is_sent
+
+        events.send = send_and_interrupt
         train(parsed(config, tmp_path), alone, stop=StopRequest(), events=events)
         return events_in(stream)
 
@@ -212,9 +187,8 @@ def start_ranks(config):
 
 def weights_at_end(config, segment=-1):
     """Return the weights of a finished segment, the last by default."""
-    part = config["segments"][segment]
-    name = f"{config['model_name']}_{part['range']}-epoch-{part['epoch']}.pt"
-    return torch.load(folder_of(config, segment) / name, weights_only=True)
+    (file,) = folder_of(config, segment).glob(f"{config['model_name']}_*.pt")
+    return torch.load(file, weights_only=True)
 
 
 def facts_of(config, segment=-1):
@@ -237,14 +211,6 @@ def steps_of(config):
     return [
         line for index in range(len(config["segments"])) for line in events_in(folder_of(config, index) / "steps.jsonl")
     ]
-
-
-def sha256_of(config):
-    """Return one digest of the weights at the end."""
-    digest = hashlib.sha256()
-    for name, part in sorted(weights_at_end(config).items()):
-        digest.update(name.encode() + part.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def learned_rows(config, segment=-1):

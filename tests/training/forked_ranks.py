@@ -80,16 +80,12 @@ def last_words(config):
 
 def _serve():
     # All that a rank imports, but nothing that starts a thread: no thread survives a fork.
-    import torch.nn.parallel  # noqa: F401
-    import transformers.models.llama.modeling_llama
-    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
-
-    import tests.warm.first_times  # noqa: F401
-    import training.loop
-    import training.strategies.ddp.step
-    import training.strategies.single.step
-    import training.workloads.causal_lm  # noqa: F401
-
+    for name in (
+        "torch.nn.parallel", "transformers.models.llama.modeling_llama", "transformers.models.qwen2.modeling_qwen2",
+        "tests.warm.first_times", "training.loop", "training.strategies.ddp.step", "training.strategies.single.step",
+        "training.workloads.causal_lm",
+    ):  # fmt: skip
+        importlib.import_module(name)
     for line in sys.stdin:
         asked = json.loads(line)
         ends_others = asked.pop("ends_others")

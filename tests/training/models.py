@@ -8,12 +8,9 @@ from tasks.data.sources.models import give_head
 from tests.images import make_image_model
 from tests.tiny import make_tiny_classifier, make_tiny_model, with_manifest
 
-WINDOW = 6
-"""Tokens to either side that every other layer of the ModernBERT sees."""
 
-
-def describe(kind, **changes):
-    """Return the config of an architecture of transformers."""
+def build(kind, *, classifies=False, **changes):
+    """Return a model of an architecture of transformers, always with the same weights."""
     import transformers
 
     sizes = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -30,31 +27,20 @@ def describe(kind, **changes):
         "gemma2": ("Gemma2", {
             **wide, **places, "num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 3, "sliding_window": 64,
         }),
-        "bart": ("Bart", {
-            "vocab_size": 99, **places, **dict.fromkeys(["encoder_attention_heads", "decoder_attention_heads"], 2),
-            **dict.fromkeys(["encoder_ffn_dim", "decoder_ffn_dim", "d_model"], 16),
-            **dict.fromkeys(["encoder_layers", "decoder_layers"], 1),
-        }),
         # Two of its positions are never anybody's.
         "roberta": ("Roberta", {**wide, "max_position_embeddings": 66}),
         "modernbert": ("ModernBert", {
-            **wide, **places, "global_attn_every_n_layers": 2, "local_attention": 2 * WINDOW, "num_labels": 3,
+            **wide, **places, "global_attn_every_n_layers": 2, "local_attention": 12, "num_labels": 3,
             "num_attention_heads": 2, "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
             # Else attention is nearly even, and whom a token sees matters little.
             "sep_token_id": 2, "initializer_range": 0.2,
         }),
     }[kind]  # fmt: skip
-    return getattr(transformers, f"{name}Config")(**{**more, **changes})
-
-
-def build(kind, *, classifies=False, **changes):
-    """Return one of it, always with the same weights."""
-    import transformers
-
+    config = getattr(transformers, f"{name}Config")(**{**more, **changes})
     auto = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return auto.from_config(describe(kind, **changes))
+        return auto.from_config(config)
 
 
 def _write(folder, kind, **changes):
@@ -71,7 +57,6 @@ def _write_decoder(folder):
 
 _SPECIAL = {
     "tiny": make_tiny_model,
-    "deep": partial(make_tiny_model, num_layers=4),
     "untied": partial(make_tiny_model, num_layers=4, tied=False),
     "dropout": partial(make_tiny_model, num_layers=4, tied=False, dropout=0.2),
     "large": partial(make_tiny_model, hidden_size=128, num_layers=3),
@@ -83,7 +68,6 @@ _SPECIAL = {
     "decoder that classifies": _write_decoder,
     "modernbert, first token": partial(_write, kind="modernbert", classifies=True, classifier_pooling="cls"),
     "modernbert, mean": partial(_write, kind="modernbert", classifies=True, classifier_pooling="mean"),
-    "resnet18": make_image_model,
     "resnet18, normed": partial(make_image_model, norm="sync_batch"),
 }
 

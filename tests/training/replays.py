@@ -4,10 +4,9 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import torch
-from torch import Tensor
 
 from tasks.equivalence.reference.update import OneProcess, make_rank_order
 from tasks.equivalence.replay import UpdateReplayer
@@ -70,17 +69,11 @@ def list_verdicts(updates):
     return [(one["verdict"], one["problem"]) for one in updates]
 
 
-class Ended(NamedTuple):
-    """A training of one process."""
+def train_one_process(config):
+    """Make all updates with the second computation's gradients and torch's optimizer.
 
-    gradient: dict[str, Tensor]
-    """Of the first step, before clipping."""
-    weights: dict[str, Tensor]
-    """At its end."""
-
-
-def train_one_process(config, order=None):
-    """Make all updates with the second computation's gradients and torch's optimizer."""
+    Returns `gradient`, of the first step before clipping, and `weights`, at the end.
+    """
     process, first = OneProcess(config), {}
     parameters = process.parameters
     groups = [
@@ -91,7 +84,7 @@ def train_one_process(config, order=None):
     if config.optimizer == "sgd":
         optimizer = torch.optim.SGD(groups, momentum=config.momentum)
     for number in range(1, process.num_steps + 1):
-        (gradient,) = process.gradient(number, order or make_rank_order(config)).by_order
+        (gradient,) = process.gradient(number, make_rank_order(config)).by_order
         first = first or {name: part.clone() for name, part in gradient.items()}
         for name, part in parameters.items():
             part.grad = gradient.get(name)
@@ -100,4 +93,4 @@ def train_one_process(config, order=None):
             group["lr"] = process.get_learning_rate(number)
         optimizer.step()
         optimizer.zero_grad()
-    return Ended(first, {name: part.detach() for name, part in parameters.items()})
+    return SimpleNamespace(gradient=first, weights={name: part.detach() for name, part in parameters.items()})

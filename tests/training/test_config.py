@@ -2,14 +2,7 @@
 
 import pytest
 
-from tests.tiny import make_config, make_slice
 from tests.training.conftest import parsed
-
-
-@pytest.fixture
-def config(tmp_path):
-    """A valid config as JSON."""
-    return make_config(tmp_path / "work", tmp_path / "model", [make_slice(tmp_path / "slice")], learning_rate=1)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +14,6 @@ def config(tmp_path):
         ({"segments": [{"range": "0-1"}]}, r"segments\[0\].*slice_dir"),
     ],
 )
-def test_a_wrong_key_or_value_is_refused_by_name(config, tmp_path, changes, words):
+def test_a_wrong_key_or_value_is_refused_by_name(changes, words, toy):
     with pytest.raises(ValueError, match=words):
-        parsed({**config, **changes}, tmp_path)
+        parsed({**toy.tell(), **changes}, toy.folder)

@@ -26,19 +26,6 @@ def _points(config):
     return {line["step"]: line["heldout_loss"] for line in lines}
 
 
-def _compute_loss(config, segment):
-    """Return the mean loss of all held-out labels with a segment's weights, one row at a time."""
-    (weights,) = folder_of(config, segment).glob("tiny_*.pt")
-    model, source = (
-        load_model(Path(config["model_dir"]), checkpoint=weights).eval(),
-        open_slice(Path(config["heldout_dir"])),
-    )
-    with torch.no_grad():
-        rows = [source.collate([row], seq_len=32) for row in range(len(source))]
-        sums = [float(loss_sum(model, row)) for row in rows]
-    return sum(sums) / sum(row.num_targets for row in rows)
-
-
 def test_the_held_out_loss_is_that_of_the_weights_after_the_step_without_dropout(toy, looking, train_here, trained):
     # Step 6 is the last of the first segment, whose weights are on disk.
     told = {"model": "dropout", "num_slices": 2}
@@ -48,35 +35,29 @@ def test_the_held_out_loss_is_that_of_the_weights_after_the_step_without_dropout
     events = train_here(config)
     found = _points(config)
     assert list(found) == [3, 6, 9]
-    assert found[6] == pytest.approx(_compute_loss(config, 0), rel=1e-6)
+    (weights,) = folder_of(config, 0).glob("tiny_*.pt")
+    model, source = load_model(toy.models("dropout"), checkpoint=weights), open_slice(Path(looking["heldout_dir"]))
+    with torch.no_grad():
+        rows = [source.collate([row], seq_len=32) for row in range(len(source))]
+        total = sum(float(loss_sum(model.eval(), row)) for row in rows)
+    assert found[6] == pytest.approx(total / sum(row.num_targets for row in rows), rel=1e-6)
     assert [event["heldout_loss"] for event in events if "heldout_loss" in event] == [found[6], found[9]]
-    facts = facts_of(config)
-    assert facts["heldout_seconds"] > 0
-    accounted = sum(facts[name] for name in ("train_seconds", "checkpoint_seconds", "log_seconds", "heldout_seconds"))
-    assert accounted <= facts["span_seconds"]
+    assert facts_of(config)["heldout_seconds"] > 0
     # Dropout is on again after it, and draws what it would have drawn.
     assert are_bitwise_equal(weights_at_end(config), weights_at_end(trained(**told)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes",
-    [{"packing": True}, {"strategy": "zero1"}, {"strategy": "fsdp2", "options": {"reshard_after_forward": False}}],
-    ids=str,
+    "changes", [{"packing": True}, {"strategy": "fsdp2", "options": {"reshard_after_forward": False}}], ids=str
 )
 def test_looking_at_held_out_rows_changes_neither_weights_nor_traffic(changes, looking, trained):
-    told = {"world_size": 2, "num_slices": 2, **changes}
-    without, config = trained(**told), trained(**told, **looking)
+    without, config = trained(world_size=2, **changes), trained(world_size=2, **changes, **looking)
     assert are_bitwise_equal(weights_at_end(config), weights_at_end(without))
-    for segment in (0, 1):
-        found, other = facts_of(config, segment), facts_of(without, segment)
-        assert found["traffic"] == other["traffic"]
-        assert found["num_tokens"] == other["num_tokens"]
-        if (recorded := found["recorded_exchanges"]) is not None:
-            assert (recorded["number"], recorded["num_bytes"]) == (
-                recorded["counted_number"], recorded["counted_bytes"],
-            )  # fmt: skip
-    # Of ten steps; the second segment begins with the seventh.
+    found, other = facts_of(config), facts_of(without)
+    assert [found[key] for key in ("traffic", "num_tokens")] == [other[key] for key in ("traffic", "num_tokens")]
+    if (recorded := found["recorded_exchanges"]) is not None:
+        assert (recorded["number"], recorded["num_bytes"]) == (recorded["counted_number"], recorded["counted_bytes"])
     points = _points(config)
-    assert list(points) == [4, 8]
-    assert points == pytest.approx(_points(trained(num_slices=2, **looking)), rel=1e-5)
+    assert list(points) == [4]
+    assert points == pytest.approx(_points(trained(**looking)), rel=1e-5)

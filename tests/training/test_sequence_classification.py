@@ -31,7 +31,7 @@ def test_a_decoder_that_classifies_finds_the_end_of_each_padded_text(toy):
         assert float(workload.loss_sum(model, rows.collate(range(6), seq_len=32))) == pytest.approx(alone, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "bart"])
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_the_longest_text_that_a_model_takes_is_found_by_trying(kind, toy):
     model = workload.load_model(toy.models("bert")) if kind == "bert" else build(kind, classifies=True)
     workload.prepare(model, toy.read(**_TOLD, seq_len=64))
@@ -50,24 +50,22 @@ def _load(kind, toy, *, packs):
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert, first token", "modernbert, mean", "decoder that classifies"])
-def test_each_text_has_the_scores_and_the_gradient_that_it_has_alone(kind, toy):
+def test_texts_have_the_loss_and_the_gradient_that_they_have_alone(kind, toy):
     plain, packing = (_load(kind, toy, packs=packs) for packs in (False, True))
     source = workload.open_slice(toy.rows("sequence_classification")[0])
     # One length several times in a row, as long as a row may be, and others.
     rows = [3, 7, 7, 7, 12, 20, 20, 5, 40]
-    pack = source.collate(rows, seq_len=32, is_packed=True)
     alone = [source.collate([row], seq_len=32) for row in rows]
     with torch.no_grad():
-        scores = workload._compute_batch_logits(packing, pack)
-        expected = torch.cat([workload._compute_batch_logits(plain, part) for part in alone])
-    assert torch.allclose(scores, expected, rtol=1e-5, atol=1e-5)
-    assert (expected - expected.roll(1, 0)).abs().max() > 1e-2, "texts that nothing tells apart show nothing"
-    found, wanted = take_gradient(workload, packing, [pack]), take_gradient(workload, plain, alone)
+        scores = torch.cat([workload._compute_batch_logits(plain, part) for part in alone])
+    assert (scores - scores.roll(1, 0)).abs().max() > 1e-2, "texts that nothing tells apart show nothing"
+    found = take_gradient(workload, packing, [source.collate(rows, seq_len=32, is_packed=True)])
+    wanted = take_gradient(workload, plain, alone)
     assert found[0] == pytest.approx(wanted[0], rel=1e-6)
     assert relative_l2(found[1], wanted[1]) < 2e-6
 
 
-@pytest.mark.parametrize("kind", ["roberta", "bart", "gemma2"])
+@pytest.mark.parametrize("kind", ["roberta", "gemma2"])
 def test_a_model_that_cannot_keep_texts_apart_or_caps_its_scores_is_refused(kind, toy):
     model, told = build(kind, classifies=True), toy.read(model="bert", **_PACKED)
     assert not workload.can_pack(model, told)

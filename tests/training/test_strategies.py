@@ -8,17 +8,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
+from tests.gpu.steps import open_steps
 from training.process.heartbeat import StepSection
-from training.step.optimizer import list_moments
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"strategy": "ddp", "options": {"bucket_view": False}}, {"strategy": "fsdp2"},
-    {"strategy": "ddp", "exact": True}, {"optimizer": "sgd", "momentum": 0.0}, {"global_batch_size": 2},
+    {"strategy": "ddp", "options": {"bucket_view": False}}, {"strategy": "fsdp2"}, {"strategy": "ddp", "exact": True},
+    {"optimizer": "sgd", "momentum": 0.0}, {"global_batch_size": 2},
 ], ids=str)  # fmt: skip
 @pytest.mark.usefixtures("nothing_older")
 def test_warming_up_has_in_memory_what_a_step_has_and_no_more(toy, changes):
-    strategy, (parts, num_targets) = toy.build(**changes), toy.take(**changes)
+    strategy, plan, make = open_steps(toy.read(**changes), toy.alone)
+    parts, num_targets = make(1), plan.step(1).num_targets
     held = []
     # When a backward begins there is most in memory: all of the forward's, and whatever else a step needs.
     strategy.replica.on_section = lambda section: (
@@ -32,14 +33,13 @@ def test_warming_up_has_in_memory_what_a_step_has_and_no_more(toy, changes):
     for _ in range(2):
         strategy.train_step(alike, num_targets=num_targets, learning_rate=1e-3)
     assert warm == pytest.approx(max(held) - before, rel=0.02)
-    weights = sum(part.numel() * part.element_size() for part in strategy.module.parameters())
-    # The moments, and where a step has several micro-batches the gradient.
-    assert warm > (len(list_moments(toy.read(**changes))) + (len(parts) > 1)) * 0.99 * weights
+    # At least the gradient of an earlier micro-batch, or moments.
+    assert warm > 0.99 * sum(part.numel() * part.element_size() for part in strategy.module.parameters())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def nothing_older():
-    """Have Python's collector know what comes from here on alone: all that other tests left is much to look through."""
+    """Have Python's collector know what this file's tests make alone: all that others left is much to look through."""
     gc.collect()
     gc.freeze()
     yield
@@ -57,12 +57,13 @@ def _count_bytes():
 
 
 def test_an_fp16_step_that_overflows_is_skipped_and_the_scale_halved(toy):
-    strategy, (parts, num_targets) = toy.build(precision="fp16"), toy.take()
-    strategy.train_step(parts, num_targets=num_targets, learning_rate=1e-3)
+    strategy, plan, make = open_steps(toy.read(precision="fp16"), toy.alone)
+    parts, told = make(1), {"num_targets": plan.step(1).num_targets, "learning_rate": 1e-3}
+    strategy.train_step(parts, **told)
     *_, (_, state) = strategy.snapshot()
     strategy.replica.load_state({**state, "scaler": {**state["scaler"], "scale": 2.0**60}})
     before = strategy.digest().parameters
-    result = strategy.train_step(parts, num_targets=num_targets, learning_rate=1e-3)
+    result = strategy.train_step(parts, **told)
     assert not result.grad_norm.isfinite()
     assert strategy.replica.may_overflow()
     assert strategy.digest().parameters == before

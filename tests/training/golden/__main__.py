@@ -12,7 +12,7 @@ from training.process.files import write_json
 
 def main():
     """Write golden.json, unless numbers moved while the version stayed; ends with that line then."""
-    before = read_golden() if FILE.exists() else {"numerics_version": None}
+    before = read_golden()
     numbers, ranks = {}, ForkedRanks()
     try:
         for name, changes in list_trainings().items():

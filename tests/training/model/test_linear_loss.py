@@ -24,8 +24,8 @@ def _by_hand(hidden, weight, targets):
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize("chunk_rows", [1, 7, _ROWS, 1000])
-def test_loss_and_gradients_are_those_of_fp64_by_hand(chunk_rows, is_compiled):
+@pytest.mark.parametrize(("chunk_rows", "said"), [(1, None), (7, 0.0), (_ROWS, 0.25), (1000, 1e-3)])
+def test_loss_and_gradients_are_those_of_fp64_by_hand_whatever_was_said_of_the_factor(chunk_rows, said, is_compiled):
     exact = _inputs(torch.float64)
     expected = _by_hand(*exact)
     (0.3 * expected).backward()
@@ -33,9 +33,12 @@ def test_loss_and_gradients_are_those_of_fp64_by_hand(chunk_rows, is_compiled):
         part.detach().to(torch.float32 if part.is_floating_point() else part.dtype) for part in exact
     )
     hidden.requires_grad_(), weight.requires_grad_()
+    scale = None if said is None else torch.tensor(said)
     # What would be compiled, as it is written; tests/gpu/test_kernels.py has it compiled.
     with torch.compiler.set_stance("force_eager"):
-        loss = linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows, is_compiled=is_compiled)
+        loss = linear_cross_entropy(
+            hidden, weight, targets, chunk_rows=chunk_rows, scale=scale, is_compiled=is_compiled
+        )
     (0.3 * loss).backward()
     assert loss.dtype == torch.float32
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
@@ -62,16 +65,6 @@ def test_under_autocast_the_gradients_are_fp32_and_as_near_as_those_of_whole_log
     whole, chunked = distances
     assert chunked < 1e-2
     assert chunked < 1.2 * whole
-
-
-@pytest.mark.parametrize("said", [None, 0.0, 0.25, 1e-3])
-def test_any_factor_is_right_whatever_was_said_of_it(said):
-    hidden, weight, targets = _inputs()
-    (0.25 * _by_hand(hidden, weight, targets)).backward()
-    expected, weight.grad, hidden.grad = weight.grad, None, None
-    scale = None if said is None else torch.tensor(said)
-    (0.25 * linear_cross_entropy(hidden, weight, targets, chunk_rows=8, scale=scale)).backward()
-    torch.testing.assert_close(weight.grad, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_target_whose_probability_is_too_small_for_fp32_has_its_loss():
@@ -107,6 +100,4 @@ def test_a_model_that_caps_its_logits_keeps_its_own(slices):
     logits = model(input_ids=batch.input_ids).logits.flatten(0, 1)
     expected = F.cross_entropy(logits, batch.labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
     assert causal_lm.loss_sum(model, batch).item() == pytest.approx(float(expected.detach()), rel=1e-6)
-    with causal_lm._bypass_head(model) as head:
-        hidden = model(input_ids=batch.input_ids).logits.flatten(0, 1)
-    assert logits.abs().max().item() <= 1.0 < (hidden @ head.weight.T).abs().max().item()
+    assert 0.99 < logits.abs().max().item() <= 1.0, "the cap has to bite"

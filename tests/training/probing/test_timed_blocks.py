@@ -8,13 +8,11 @@ from training.data.batches import open_slice
 from training.data.plan import plan_segment
 from training.probing.timed_blocks import Block, BlockRunner
 from training.probing.variants import Variant
-from training.record.ledger_file import digest_rows
 from training.step.replica import Replica
 
 STEPS = [2, 3, 3]
-VARIANTS = [
-    Variant(), Variant(strategy="ddp"), Variant(strategy="ddp", communicates=False), Variant(is_independent=True),
-]  # fmt: skip
+PLAIN = Variant()
+WRAPPED, SILENT = Variant(strategy="ddp"), Variant(strategy="ddp", communicates=False)
 
 
 @pytest.fixture
@@ -23,9 +21,13 @@ def runner(toy):
     return BlockRunner(toy.read(), toy.alone)
 
 
+def _block(variant=PLAIN, *, data="device", **more):
+    return Block(**{"variant": variant, "steps": STEPS, "data": data, **more})
+
+
 @pytest.mark.parametrize("data", ["loader", "host", "device"])
 def test_a_block_counts_its_steps_and_not_the_lead_in(runner, toy, data):
-    config, found = toy.read(), runner.run(Block(variant=Variant(), steps=STEPS, data=data))
+    config, found = toy.read(), runner.run(_block(data=data))
     lengths = open_slice(config.segments[0].slice_dir).lengths(config.seq_len)
     plan = plan_segment(lengths, seed=config.seed, epoch=1, rows="0-45", global_batch_size=8, micro_batch_size=2)
     assert found["num_tokens"] == sum(plan.step(step).num_tokens for step in STEPS)
@@ -37,43 +39,41 @@ def test_a_block_counts_its_steps_and_not_the_lead_in(runner, toy, data):
     assert (found["data_wait_seconds"] > 0) == (data == "loader")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("part", ["step", "update"])
-def test_measuring_leaves_the_weights_of_the_base_model(runner, variant, part):
-    before = runner._get(variant).strategy.digest().parameters
-    runner.run(Block(variant=variant, steps=STEPS, data="device", part=part))
-    assert runner._get(variant).strategy.digest().parameters == before
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize("model", ["tiny", "untied"])
-def test_variants_have_one_set_of_weights_and_moments_and_compute_what_each_does_alone(optimizer, model, toy):
+@pytest.mark.parametrize(("model", "optimizer"), [("tiny", "sgd"), ("untied", "adamw")])
+def test_variants_have_one_set_of_weights_and_moments_compute_what_each_does_alone_and_leave_the_weights(
+    model, optimizer, toy
+):
     config, alone = toy.read(model=model, optimizer=optimizer), toy.alone
-    variants = [*VARIANTS, Variant(strategy="ddp", overrides={"packing": True, "micro_batch_size": 4})]
+    packed = Variant(strategy="ddp", overrides={"packing": True, "micro_batch_size": 4})
     runner = BlockRunner(config, alone)
+    before = runner._get(PLAIN).strategy.digest().parameters
     places, moments = set(), set()
-    for variant in variants:
-        block = Block(variant=variant, steps=STEPS, data="device")
+    for variant in (PLAIN, WRAPPED, SILENT, Variant(is_independent=True), packed):
+        block = _block(variant)
         together, by_itself = runner.run(block), BlockRunner(config, alone).run(block)
         for name in ("loss_sum", "grad_norm_sum", "rows_digest"):
             assert together[name] == by_itself[name]
-        replica = runner._get(variant).strategy.replica
+        strategy = runner._get(variant).strategy
+        assert strategy.digest().parameters == before
+        replica = strategy.replica
         places.add(tuple(part.data_ptr() for part in replica.parameters))
         state = [replica.optimizer.state[part] for part in replica.parameters]
         moments.add(tuple(one[name].data_ptr() for one in state for name in replica.moments))
     assert len(places) == len(moments) == 1
     assert len(next(iter(moments))) == len(replica.moments) * len(replica.parameters)
     runner.forget()
-    runner.run(Block(variant=VARIANTS[0], steps=STEPS, data="device"))
+    runner.run(_block())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("part", ["step", "update"])
 def test_a_block_tells_its_updates_by_the_optimizers_own_state(optimizer, part, toy, monkeypatch):
     runner = BlockRunner(toy.read(optimizer=optimizer), toy.alone)
-    block = Block(variant=Variant(), steps=STEPS, data="device", part=part)
-    replica = runner._get(block.variant).strategy.replica
+    block = _block(part=part)
+    strategy = runner._get(block.variant).strategy
+    replica, before = strategy.replica, strategy.digest().parameters
     right = runner.run(block)
+    assert strategy.digest().parameters == before
     assert right["updates"] == [len(STEPS)] * 2
     assert right["num_updated"] == sum(part.numel() for part in replica.parameters)
     assert runner.run(block)["moment_squares"] == right["moment_squares"]
@@ -92,51 +92,36 @@ def test_a_block_tells_its_updates_by_the_optimizers_own_state(optimizer, part, 
     assert runner.run(block)["updates"] == [0, 0]
 
 
-def test_whatever_is_asked_of_a_variant_has_its_threads(runner):
-    threaded, before = Variant(overrides={"threads_per_rank": 2}), torch.get_num_threads()
+def test_whatever_is_asked_of_a_variant_has_its_threads_and_those_that_a_step_takes_are_known(runner, monkeypatch):
+    threaded, before, step = Variant(overrides={"threads_per_rank": 2}), torch.get_num_threads(), Replica.optimizer_step
     try:
-        for variant, number in ((threaded, 2), (Variant(), 1), (threaded, 2), (Variant(), 1)):
+        for variant, number in ((threaded, 2), (PLAIN, 1)) * 2:
             runner.facts(variant)
             assert torch.get_num_threads() == number
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_threads_that_a_step_takes_for_itself_are_in_what_its_ranks_ran_with(runner, monkeypatch):
-    runner.facts(Variant())
-    step, before = Replica.optimizer_step, torch.get_num_threads()
-    try:
         monkeypatch.setattr(Replica, "optimizer_step", lambda *given: (torch.set_num_threads(2), step(*given))[1])
-        runner.run(Block(variant=Variant(), steps=STEPS, data="device"))
-        assert runner.facts(Variant())["setting"]["kernels"]["threads"] == 2
+        runner.run(_block())
+        assert runner.facts(PLAIN)["setting"]["kernels"]["threads"] == 2
     finally:
         torch.set_num_threads(before)
 
 
 def test_a_block_tells_its_rows_loss_gradient_and_exchanges(runner):
-    plain, wrapped, silent = (
-        runner.run(Block(variant=variant, steps=STEPS, data="device"))
-        for variant in (Variant(), Variant(strategy="ddp"), Variant(strategy="ddp", communicates=False))
-    )
+    plain, wrapped, silent = (runner.run(_block(variant)) for variant in (PLAIN, WRAPPED, SILENT))
     for one in (wrapped, silent):
         assert one["rows_digest"] == plain["rows_digest"]
         assert one["num_micro_batches"] == plain["num_micro_batches"] == 12
         assert one["loss_sum"] == pytest.approx(plain["loss_sum"], rel=1e-9)
         assert one["grad_norm_sum"] == pytest.approx(plain["grad_norm_sum"], rel=1e-5)
     assert plain["loss_sum"] / plain["num_targets"] == pytest.approx(np.log(128), rel=0.1)
-    gradient_bytes = sum(runner.facts(Variant(strategy="ddp"))["exchange"]["bucket_bytes"])
-    num_buckets = len(runner.facts(Variant(strategy="ddp"))["exchange"]["bucket_bytes"])
-    assert (wrapped["num_exchanges"], wrapped["exchange_bytes"]) == (3 * num_buckets, 3 * gradient_bytes)
+    buckets = runner.facts(WRAPPED)["exchange"]["bucket_bytes"]
+    assert (wrapped["num_exchanges"], wrapped["exchange_bytes"]) == (3 * len(buckets), 3 * sum(buckets))
     for one in (plain, silent):
         assert (one["num_exchanges"], one["exchange_bytes"]) == (0, 0)
 
 
 def test_other_rows_or_the_same_in_other_steps_have_another_digest(runner):
     def digest(*steps):
-        return runner.run(Block(variant=Variant(), steps=steps, data="host"))["rows_digest"]
+        return runner.run(_block(steps=steps, data="host"))["rows_digest"]
 
     assert digest(2, 3) == digest(2, 3)
     assert len({digest(2, 3), digest(3, 2), digest(2, 4), digest(2)}) == 4
-    rows = [np.arange(8), np.arange(8, 16)]
-    shares = [digest_rows([[part[::2]] for part in rows]), digest_rows([[part[1::2]] for part in rows])]
-    assert sum(shares) % 2**64 == digest_rows([[part[::-1]] for part in rows])

@@ -4,11 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 
 import pytest
-
-from ddp_audit.process.lifeline import set_parent_death_signal
 
 ASK = "import sys; from ddp_audit.process.lifeline import set_parent_death_signal as ask; "
 
@@ -18,10 +15,3 @@ def test_a_process_whose_parent_is_gone_already_is_killed_at_once(is_orphan):
     parent = 1 if is_orphan else os.getpid()
     done = subprocess.run([sys.executable, "-c", ASK + f"ask(15, parent={parent})"], check=False)
     assert done.returncode == (-signal.SIGKILL if is_orphan else 0)
-
-
-def test_a_child_that_loses_its_parent_before_it_becomes_another_program_never_becomes_it():
-    asking = partial(set_parent_death_signal, signal.SIGTERM, parent=1)
-    with subprocess.Popen([sys.executable, "-c", "print('came to life')"], preexec_fn=asking, stdout=-1) as child:
-        assert child.communicate()[0] == b""
-    assert child.returncode == -signal.SIGKILL

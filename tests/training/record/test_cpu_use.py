@@ -6,18 +6,23 @@ from training.record import cpu_use
 from training.record.cpu_use import CpuUse, RecentCpuUse, compute_others_share
 
 
-def test_a_share_is_of_a_second_or_two_and_unknown_before(monkeypatch):
-    now, busy = [0.0], [0.0]
+def _emulate(monkeypatch, *, own, busy, num_cpus):
+    """Return the hand of a clock, by which this process has used `own` of each second, and all of them `busy(now)`."""
+    now = [0.0]
     monkeypatch.setattr(cpu_use.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(cpu_use.time, "process_time", lambda: 0.5 * now[0])
-    monkeypatch.setattr(cpu_use.os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(cpu_use, "_read_busy_seconds", lambda _: busy[0])
+    monkeypatch.setattr(cpu_use.time, "process_time", lambda: own * now[0])
+    monkeypatch.setattr(cpu_use.os, "sched_getaffinity", lambda _: set(range(num_cpus)))
+    monkeypatch.setattr(cpu_use, "_read_busy_seconds", lambda _: busy(now[0]))
+    return now
+
+
+def test_a_share_is_of_a_second_or_two_and_unknown_before(monkeypatch):
+    # From the second second on others use one of both CPUs.
+    now = _emulate(monkeypatch, own=0.5, busy=lambda now: 0.5 * now + max(now - 2.0, 0.0), num_cpus=2)
     recent, shares = RecentCpuUse(), []
-    for step in range(80):
+    for _ in range(80):
         recent.mark()
         now[0] += 0.05
-        # From the second second on others use one of both CPUs.
-        busy[0] += 0.05 * (1.5 if step >= 40 else 0.5)
         shares.append(compute_others_share([RecentCpuUse.read(recent.measure())]))
     assert shares[:18] == [None] * 18
     assert shares[39] == pytest.approx(0.0)
@@ -34,13 +39,9 @@ def test_in_a_container_with_a_part_of_the_cpus_others_are_those_in_it(
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "own").write_text(f"1:cpu:/\n0::{path}\n")
     (tmp_path / "cpu.max").write_text(quota)
-    now = [0.0]
     monkeypatch.setattr(cpu_use, "_GROUPS", tmp_path)
     monkeypatch.setattr(cpu_use, "_OWN_GROUP", tmp_path / "own")
-    monkeypatch.setattr(cpu_use.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(cpu_use.time, "process_time", lambda: now[0])
-    monkeypatch.setattr(cpu_use.os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr(cpu_use, "_read_busy_seconds", lambda _: 33.0 * now[0])
+    now = _emulate(monkeypatch, own=1.0, busy=lambda now: 33.0 * now, num_cpus=64)
     stat = tmp_path / "cpu.stat"
     stat.write_text("usage_usec 7000000\nuser_usec 0\n")
     use, now[0] = CpuUse(), 2.0

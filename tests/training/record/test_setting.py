@@ -15,12 +15,18 @@ from training.process.files import digest_code, write_json
 from training.step.replica import Replica
 
 
-def test_a_segment_says_what_its_ranks_ran_with(toy, train_here, monkeypatch):
+def test_a_segment_says_what_its_ranks_ran_with_and_what_steps_changed_of_it(toy, train_here, monkeypatch):
+    step = Replica.optimizer_step
+    monkeypatch.setattr(Replica, "optimizer_step", lambda *given: (torch.set_num_threads(2), step(*given))[1])
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     config = toy.tell(weight_decay=0.25, seed=7)
-    train_here(config)
-    (setting,) = facts_of(config)["settings"]
+    try:
+        train_here(config)
+    finally:
+        torch.set_num_threads(1)
+    setting, later = facts_of(config)["settings"]
+    assert (setting["kernels"]["threads"], later["kernels"]["threads"]) == (1, 2)
     told = {key: value for key, value in config.items() if key in setting["train"]}
     assert setting["train"] == told
     versions = {"torch": torch.__version__, "python": platform.python_version()}
@@ -29,16 +35,6 @@ def test_a_segment_says_what_its_ranks_ran_with(toy, train_here, monkeypatch):
     assert setting["environment"]["NCCL_ALGO"] == "Tree"
     assert "NCCL_SOCKET_IFNAME" not in setting["environment"]
     assert setting["priority"]["niceness"] == os.getpriority(os.PRIO_PROCESS, 0)
-
-
-def test_what_steps_change_of_it_is_noted_at_the_segments_end(toy, train_here, monkeypatch):
-    step, config = Replica.optimizer_step, toy.tell()
-    monkeypatch.setattr(Replica, "optimizer_step", lambda *given: (torch.set_num_threads(2), step(*given))[1])
-    try:
-        train_here(config)
-    finally:
-        torch.set_num_threads(1)
-    assert [setting["kernels"]["threads"] for setting in facts_of(config)["settings"]] == [1, 2]
 
 
 def test_rows_written_to_while_they_are_trained_on_make_no_segment(toy, train_here, monkeypatch):

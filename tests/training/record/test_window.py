@@ -1,6 +1,5 @@
 """What is checked when the clock stands still."""
 
-import dataclasses
 import math
 import time
 
@@ -10,9 +9,7 @@ import torch
 from tests.tiny import batches_in_order
 from training.data.batches import open_slice
 from training.data.plan import StepPlan
-from training.loop import train
 from training.process.distributed import Ranks
-from training.process.events import EventStream, StopRequest
 from training.process.failure import DivergedError, RanksDisagreeError
 from training.record.window import Window
 from training.step.strategy import StepResult
@@ -24,12 +21,11 @@ def batch(slices):
     return next(batches_in_order(open_slice(slices[0]), batch_size=4, seq_len=32))
 
 
-def _add(window, batch, *, step=7, loss=1.0, grad_norm=1.0, data_wait=0.0, more_tokens=0, num_targets=None):
-    """Enter a step whose plan says so many more tokens than the batch has, and so many labels."""
-    planned = batch.num_tokens + more_tokens
+def _add(window, batch, *, step=7, loss=1.0, grad_norm=1.0, data_wait=0.0, **planned):
+    """Enter a step whose plan has the tokens and labels of the batch, or as many as are given."""
+    plan = StepPlan((), **{"num_tokens": batch.num_tokens, "num_targets": batch.num_tokens, **planned})
     window.add(
-        step, StepResult(torch.tensor(loss, dtype=torch.float64), torch.tensor(grad_norm)), [batch],
-        planned=StepPlan((), num_tokens=planned, num_targets=planned if num_targets is None else num_targets),
+        step, StepResult(torch.tensor(loss, dtype=torch.float64), torch.tensor(grad_norm)), [batch], planned=plan,
         learning_rate=1e-3, data_wait_seconds=data_wait,
     )  # fmt: skip
     return window
@@ -37,10 +33,7 @@ def _add(window, batch, *, step=7, loss=1.0, grad_norm=1.0, data_wait=0.0, more_
 
 @pytest.mark.parametrize(
     ("planned", "says"),
-    [
-        ({"more_tokens": 1}, r"\[\d+\] tokens, the plan has \d+"),
-        ({"num_targets": 4}, r"\[\d+\] labels, the plan has 4"),
-    ],
+    [({"num_tokens": 4}, r"\[\d+\] tokens, the plan has 4"), ({"num_targets": 4}, r"\[\d+\] labels, the plan has 4")],
 )
 def test_other_tokens_or_labels_than_planned_are_refused_with_both_numbers(planned, says, alone, batch):
     with pytest.raises(RanksDisagreeError, match=f"step 7: the ranks learned from {says}"):
@@ -72,20 +65,13 @@ def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone, bat
     assert computed >= 0.2
 
 
-class RanksWithAStranger(Ranks):
-    """One real rank, and the word of a second whose parameters are others."""
-
-    def gather_values(self, value):
-        """Return our digest and a made-up one."""
-        return [value, "0" * len(value)] if isinstance(value, str) else super().gather_values(value)
-
-
-@pytest.mark.usefixtures("signals_as_before")
-def test_ranks_that_end_with_different_parameters_save_nothing(toy):
-    ranks = RanksWithAStranger(
-        **{field.name: getattr(toy.alone, field.name) for field in dataclasses.fields(toy.alone)}
-    )
-    events = EventStream(toy.folder / "steps.jsonl", rank=0)
+def test_ranks_that_end_with_different_parameters_save_nothing(toy, train_here, monkeypatch):
+    gather = Ranks.gather_values
+    # One real rank, and the word of a second whose parameters are others.
+    monkeypatch.setattr(
+        Ranks, "gather_values",
+        lambda ranks, value: [value, "0" * len(value)] if isinstance(value, str) else gather(ranks, value),
+    )  # fmt: skip
     with pytest.raises(RanksDisagreeError, match="different parameters"):
-        train(toy.read(), ranks, stop=StopRequest(), events=events)
+        train_here(toy.tell())
     assert not list((toy.folder / "work").rglob("*.pt"))

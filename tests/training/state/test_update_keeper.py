@@ -40,8 +40,9 @@ def test_another_step_stands_in_for_one_that_the_loss_scale_skipped(skipped, che
     config = toy.read(precision="fp16")
     segment = replace(config.segments[0], checked_steps=(1,), optional_steps=(4,))
     counters = Counters(started_at="", start_checksum="")
-    places = {"first_step": 1, "num_steps": NUM_STEPS, "folder": config.work_dir}
-    record = SegmentRecord(segment=segment, counters=counters, **places)
+    record = SegmentRecord(
+        segment=segment, first_step=1, num_steps=NUM_STEPS, counters=counters, folder=config.work_dir
+    )
     strategy = SimpleNamespace(num_checkpoint_bytes=0, snapshot=list, digest=lambda: Digests(["a"], ["b"]))
     keeper = UpdateKeeper(
         config, alone, strategy, record, pause=contextlib.nullcontext, events=SimpleNamespace(send=_answer),

@@ -1,10 +1,8 @@
 """When a loss that is finite is stopped all the same."""
 
-import math
-
 import pytest
 
-from tests.tiny import make_config, make_slice
+from tests.tiny import make_slice
 from training.process.failure import DivergedError
 from training.record.window import DivergenceRule
 
@@ -33,12 +31,10 @@ def test_a_loss_that_has_left_where_it_began_is_stopped_after_five_smoothed_step
     [
         ([4.0, *[7.9] * 100], 8),  # less than twice as much
         ([0.01, *[0.9] * 100], 8),  # 90 times as much, and less than a nat more
-        ([4.0, 30.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 30.0, 3.0, 3.0, 3.0], 8),
-        ([11.9 + math.sin(step) for step in range(200)], 8),
+        ([4.0, *[30.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0] * 2], 8),
         ([0.0, *[4.0] * 20], 8),  # the first step had no target
         ([4.0, *[0.0, 4.0, 4.0] * 20], 8),
         ([0.3, *[3.0] * 100], 1),  # an easy row came first
-        ([0.3, 0.3, 0.3, *[3.0] * 100], 2),
         ([1.2, *[3.0] * 100], 4),
     ],
 )
@@ -46,11 +42,9 @@ def test_losses_that_only_vary_are_left_alone(losses, num_samples):
     assert _stops_at(losses, num_samples) is None
 
 
-@pytest.mark.parametrize("learning_rate", [10.0, 1e3])
-def test_a_learning_rate_that_is_far_too_high_ends_with_exit_code_5(learning_rate, tiny_model, tmp_path, train_here):
-    slice_dir = make_slice(tmp_path / "slice", num_rows=160)
-    config = make_config(tmp_path / "work", tiny_model, [slice_dir], learning_rate=learning_rate, warmup_steps=0)
+def test_a_learning_rate_that_is_far_too_high_ends_with_exit_code_5(toy, train_here):
+    config = toy.tell(slices=[make_slice(toy.folder / "slice", num_rows=160)], learning_rate=10.0, warmup_steps=0)
     with pytest.raises(DivergedError, match=r"diverged at step \d+") as caught:
         train_here(config)
     assert caught.value.exit_code == 5
-    assert not list((tmp_path / "work" / "segments").glob("*"))
+    assert not list((toy.folder / "work" / "segments").glob("*"))
