@@ -1,8 +1,9 @@
 """Secrets that may be found nowhere: environment variables with a canary in each, and where to look for them."""
 
 import contextlib
-import threading
 from pathlib import Path
+
+from tests.listeners import Watcher
 
 WORD = "CanaryThatSings"
 """In every secret."""
@@ -36,30 +37,14 @@ def files_with_a_secret(folder):
     return found
 
 
-class CommandLines:
-    """While it is open, looks at the command line of every process and keeps those that hold a canary."""
+class CommandLines(Watcher):
+    """Looks at the command line of every process and keeps those that hold a canary."""
 
-    def __init__(self):
-        self.found = set()
-        self.num_looks = 0
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+    least_seconds = 0.25
 
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind, error, trace):
-        self._is_over.set()
-        self._thread.join()
-
-    def _watch(self):
-        while not self._is_over.wait(0.1):
-            self.num_looks += 1
-            self.found.update(line.decode(errors="replace") for line in _command_lines() if WORD.encode() in line)
-
-
-def _command_lines():
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            yield (process / "cmdline").read_bytes()
+    def look(self):
+        """Keep what is new."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if WORD.encode() in (line := (process / "cmdline").read_bytes()):
+                    self.found.add(line.decode(errors="replace"))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from playwright.sync_api import sync_playwright
 
 from tasks.process.logs import switch_off_telemetry
 from tests.flows.toy_project import wait_for
+from tests.processes import open_browser
 from tests.tiers import is_long
 from tests.warm.environment import warm_environment
 
@@ -105,11 +105,7 @@ def small_disk(tmp_path, request):
 @pytest.fixture(scope="module")
 def browser():
     """Chromium, for one file's tests: as long as it is open, asyncio counts this thread's loop as running."""
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        pytest.skip("no chromium: install the distribution's package or set CHROMIUM")
-    with sync_playwright() as playwright:
-        # Root, as in a container, may not use Chromium's sandbox.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+    with open_browser() as browser:
+        if not browser:
+            pytest.skip("no chromium: install the distribution's package or set CHROMIUM")
         yield browser
-        browser.close()

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -22,12 +23,12 @@ from training.process.heartbeat import StepSection
 
 _FORM = re.compile(r"rank=(\d+),step=(\d+),kind=(\w+)(?::(\d+(?:\.\d+)?))?(?:,section=(\w+))?")
 _SECTIONS = {section.name.lower(): section for section in StepSection if section is not StepSection.START}
-_SIGNALS = {number.name.lower(): number for number in signal.Signals}
+_SIGNALS = {number.name.lower(): number for number in signal.Signals} | {"stop": signal.SIGSTOP}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What goes wrong on this rank."""
+    """What goes wrong on a rank."""
 
     step: int
     """In which optimizer step, counted from 1 over the whole run."""
@@ -37,27 +38,6 @@ class Fault:
     """Where in the step it strikes; UPDATE: after the update."""
     number: float = 0.0
     """slow: how many times as long everything takes; oom: samples that memory has room for."""
-
-    def strike(self):
-        """Do it."""
-        if self.kind in _SIGNALS:
-            os.kill(os.getpid(), _SIGNALS[self.kind])
-        elif self.kind in KINDS:
-            KINDS[self.kind]()
-
-
-def _hang():
-    while True:
-        time.sleep(3600)
-
-
-def _freeze():
-    # Unlike time.sleep it keeps the interpreter's lock, as native code that hangs may.
-    ctypes.PyDLL(None).sleep(3600)
-
-
-def _stop():
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _raise():
@@ -70,71 +50,37 @@ def _fail_device():
     raise torch.AcceleratorError("CUDA error: device-side assert triggered (planned fault)")
 
 
-KINDS = {"hang": _hang, "freeze": _freeze, "stop": _stop, "raise": _raise, "cuda": _fail_device}
-_NUMBERED, _IN_FORWARD = ("slow", "oom"), ("nan", "inf", "oom")
-"""Those come where numbers are made and time passes."""
+KINDS = {
+    "hang": threading.Event().wait,
+    # Unlike that it keeps the interpreter's lock, as native code that hangs may.
+    "freeze": lambda: ctypes.PyDLL(None).sleep(3600),
+    "raise": _raise,
+    "cuda": _fail_device,
+}
+_IN_FORWARD = ("nan", "inf", "oom")
+"""Those come where numbers are made."""
 
 
-class Plan:
-    """All faults of a rank, built into the places where they strike: nothing of it stands in the loop's way."""
+def _strike(faults, step, section):
+    for fault in faults:
+        if (fault.step, fault.section) != (step, section):
+            continue
+        if fault.kind in _SIGNALS:
+            os.kill(os.getpid(), _SIGNALS[fault.kind])
+        elif fault.kind in KINDS:
+            KINDS[fault.kind]()
 
-    def __init__(self, faults):
-        self._faults = faults
 
-    def inject_into_workload(self, workload, heartbeat):
-        """Return the workload, with the faults that spoil a micro-batch's loss or gradient."""
-        loss_sum = workload.loss_sum
-
-        def spoil_loss(model, micro_batch, **more):
-            return self._spoil_loss(heartbeat.step, micro_batch, loss_sum(model, micro_batch, **more))
-
-        return SimpleNamespace(**{**vars(workload), "loss_sum": spoil_loss})
-
-    def inject_into_strategy(self, strategy, heartbeat):
-        """Have the faults of all other sections but `data` come when the rank gets there."""
-        train_step, enter = strategy.train_step, heartbeat.enter
-        slow = [_Slowness(fault) for fault in self._faults if fault.kind == "slow"]
-
-        def enter_with_faults(section):
-            for each in slow:
-                each.delay(heartbeat.step, section)
-            enter(section)
-            if section is not StepSection.UPDATE:
-                self._strike(heartbeat.step, section)
-
-        def train_with_faults(*arguments, **more):
-            result = train_step(*arguments, **more)
-            self._strike(heartbeat.step, StepSection.UPDATE)
-            return result
-
-        heartbeat.enter = enter_with_faults
-        strategy.replica.on_section = enter_with_faults
-        strategy.train_step = train_with_faults
-
-    def inject_into_data(self, make, *, first_step):
-        """Return `make`, which makes the micro-batches of a step of the segment, with the faults of `data`."""
-
-        def make_with_faults(segment_step):
-            self._strike(first_step + segment_step - 1, StepSection.DATA)
-            return make(segment_step)
-
-        return make_with_faults
-
-    def _strike(self, step, section):
-        for fault in self._faults:
-            if (fault.step, fault.section) == (step, section):
-                fault.strike()
-
-    def _spoil_loss(self, step, micro_batch, loss_sum):
-        for fault in self._faults:
-            if fault.step != step or fault.kind not in _IN_FORWARD:
-                continue
-            if fault.section is StepSection.BACKWARD:
-                # The loss stays what it is, the gradient does not.
-                loss_sum.register_hook(lambda gradient, fault=fault: _spoil(fault, micro_batch, gradient))
-            else:
-                loss_sum = _spoil(fault, micro_batch, loss_sum)
-        return loss_sum
+def _spoil_loss(faults, step, micro_batch, loss_sum):
+    for fault in faults:
+        if fault.step != step or fault.kind not in _IN_FORWARD:
+            continue
+        if fault.section is StepSection.BACKWARD:
+            # The loss stays what it is, the gradient does not.
+            loss_sum.register_hook(lambda gradient, fault=fault: _spoil(fault, micro_batch, gradient))
+        else:
+            loss_sum = _spoil(fault, micro_batch, loss_sum)
+    return loss_sum
 
 
 def _spoil(fault, micro_batch, numbers):
@@ -166,13 +112,11 @@ class _Slowness:
         self._before, self._wall, self._cpu = section, time.perf_counter(), time.process_time()
 
 
-def read_planned_faults(rank):
-    """Return what the environment plans for this rank, if anything."""
+def _read_faults(rank):
+    """Return what the environment plans for this rank."""
     text = os.environ.get("FAULT")
-    if not text:
-        return None
-    faults = [fault for part in text.split(";") for number, fault in [_parse_fault(part, text)] if number == rank]
-    return Plan(faults) if faults else None
+    parsed = [_parse_fault(part, text) for part in text.split(";")] if text else []
+    return [fault for number, fault in parsed if number == rank]
 
 
 def _parse_fault(part, text):
@@ -181,8 +125,6 @@ def _parse_fault(part, text):
     assert match is not None, text
     rank, step, kind, number, section = match.groups()
     section = section or ("forward" if kind in _IN_FORWARD else "update")
-    assert kind in {*_SIGNALS, *KINDS, *_NUMBERED, *_IN_FORWARD}, text
-    assert kind in _NUMBERED if number else kind != "slow", text
     return int(rank), Fault(step=int(step), kind=kind, section=_SECTIONS[section], number=float(number or 0))
 
 
@@ -191,14 +133,17 @@ _first_step = 1
 
 
 def _build_with_faults(of, launch):
-    plan = read_planned_faults(launch.ranks.rank)
-    if plan is None:
+    """Build them into workload and strategy where they strike: nothing of it stands in the way of a rank without."""
+    faults, heartbeat, module = _read_faults(launch.ranks.rank), launch.heartbeat, sys.modules["training.launch"]
+    if not faults:
         return of(launch)
-    module = sys.modules["training.launch"]
     find = module.find_strategy
 
     def build(model, workload, *more):
-        faulty = plan.inject_into_workload(workload, launch.heartbeat)
+        def spoil_loss(model, micro_batch, **named):
+            return _spoil_loss(faults, heartbeat.step, micro_batch, workload.loss_sum(model, micro_batch, **named))
+
+        faulty = SimpleNamespace(**{**vars(workload), "loss_sum": spoil_loss})
         return find(launch.config.strategy).build(model, faulty, *more)
 
     module.find_strategy = lambda _: SimpleNamespace(build=build)
@@ -206,7 +151,23 @@ def _build_with_faults(of, launch):
         strategy = of(launch)
     finally:
         module.find_strategy = find
-    plan.inject_into_strategy(strategy, launch.heartbeat)
+    train_step, enter = strategy.train_step, heartbeat.enter
+    slow = [_Slowness(fault) for fault in faults if fault.kind == "slow"]
+
+    def enter_with_faults(section):
+        for each in slow:
+            each.delay(heartbeat.step, section)
+        enter(section)
+        if section is not StepSection.UPDATE:
+            _strike(faults, heartbeat.step, section)
+
+    def train_with_faults(*arguments, **more):
+        result = train_step(*arguments, **more)
+        _strike(faults, heartbeat.step, StepSection.UPDATE)
+        return result
+
+    heartbeat.enter = strategy.replica.on_section = enter_with_faults
+    strategy.train_step = train_with_faults
     return strategy
 
 
@@ -217,8 +178,13 @@ def _train_with_faults(of, launch, strategy, record, *more):
 
 
 def _make_with_faults(of, make, *more, **named):
-    plan = read_planned_faults(int(os.environ.get("RANK", 0)))
-    return of(make if plan is None else plan.inject_into_data(make, first_step=_first_step), *more, **named)
+    faults, first_step = _read_faults(int(os.environ.get("RANK", 0))), _first_step
+
+    def make_with_faults(segment_step):
+        _strike(faults, first_step + segment_step - 1, StepSection.DATA)
+        return make(segment_step)
+
+    return of(make_with_faults if faults else make, *more, **named)
 
 
 PATCHES = {

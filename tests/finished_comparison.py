@@ -83,13 +83,16 @@ def write_receipt(segment, names):
     write_json(segment / "receipt.json", {**receipt, "digest": digest_json(receipt)})
 
 
+_RUN = """{
+  "strategy": "single", "world_size": 1, "launcher": "torchrun", "threads_per_rank": 1, "device": "cpu",
+  "micro_batch_size": 2, "grad_accum_steps": 2, "global_batch_size": 4, "base_model_digest": "base",
+  "numerics_version": 1, "machine_digest": "machine", "model_name": "tiny_qwen2", "train": {}, "workload": "causal_lm"
+}"""
+
+
 def run_facts(cell, **more):
     """Return run.json of a cell; `more` is entered into it."""
-    spread = {"strategy": "single", "world_size": 1, "launcher": "torchrun", "threads_per_rank": 1, "device": "cpu"}
-    batch = {"micro_batch_size": 2, "grad_accum_steps": 2, "global_batch_size": 4}
-    digests = {"base_model_digest": "base", "numerics_version": 1, "machine_digest": "machine"}
-    other = {"model_name": "tiny_qwen2", "train": {}, "workload": "causal_lm"}
-    return {"cell": cell} | spread | batch | digests | other | more
+    return {"cell": cell} | json.loads(_RUN) | more
 
 
 def make_results():

@@ -21,8 +21,6 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from werkzeug.exceptions import HTTPException
-from werkzeug.routing import BaseConverter, Map, Rule
 from werkzeug.wrappers import Request, Response
 
 from tests.loopback import Loopback
@@ -69,8 +67,6 @@ class Blob:
 class Repo:
     """One repository: its commits, newest last, each with all its files."""
 
-    kind: str
-    repo_id: str
     is_private: bool = False
     is_gated: bool = False
     commits: list = field(default_factory=list)
@@ -99,7 +95,7 @@ class Repo:
     def add_commit(self, files, message, branch="main"):
         commits = self.commits if branch == "main" else self.branches[branch]
         tree = {path: blob.git_oid for path, blob in files.items()}
-        text = json.dumps([self.kind, self.repo_id, branch, len(commits), message, tree], sort_keys=True)
+        text = json.dumps([branch, len(commits), message, tree], sort_keys=True)
         commits.append((hashlib.sha1(text.encode()).hexdigest(), message, dict(files)))
         return commits[-1][0]
 
@@ -140,14 +136,14 @@ class Repo:
 class Fault:
     """What goes wrong with the next `times` requests whose `METHOD /path` the pattern matches.
 
-    drop: the connection closes before the request is looked at. truncate: half of the answer's body arrives.
-    lose answer: the request is carried out and the connection closes instead of an answer. stall: no answer comes.
+    drop: the connection closes before the request is looked at. lose answer: the request is carried out and the
+    connection closes instead of an answer. stall: no answer comes.
     flip: one bit of the body is another. portal: a web page answers, as in a network that wants a login; login: it is
     somewhere else, and the answer leads there. wait: 429, and the caller is to wait for `seconds`.
     """
 
     kind: str
-    """One of those, or a status: 400, 403, 429, 500, 503."""
+    """One of those, or a status: 400, 403, 500, 503."""
     pattern: str
     times: int
     seconds: int = 0
@@ -204,7 +200,7 @@ class HubServer:
 
     def add_repo(self, kind, repo_id, folder=None, **flags):
         """Create a repository with the files of a local folder, or as a new one is; flags: is_private, is_gated."""
-        repo = self.repos[kind, repo_id] = Repo(kind, repo_id, **flags)
+        repo = self.repos[kind, repo_id] = Repo(**flags)
         if folder is None:
             repo.add_commit({".gitattributes": Blob(b"*.safetensors filter=lfs\n", False)}, "initial commit")
         else:
@@ -234,10 +230,9 @@ class HubServer:
             self.is_closing.wait()
         if kind in ("drop", "stall"):
             raise ConnectionResetError
-        if kind in ("400", "403", "500", "503", "429", "wait"):
-            seconds = 0 if fault is None else fault.seconds
+        if kind.isdecimal() or kind == "wait":
             answer = _as_json({"error": "injected"}, 429 if kind == "wait" else int(kind))
-            answer.headers["Retry-After"] = str(seconds)
+            answer.headers["Retry-After"] = str(fault.seconds)
         elif kind == "login" and request.path != "/login":
             answer = Response(PAGE, 302, {"Location": f"{self.url}/login"}, mimetype="text/html")
         elif kind in ("portal", "login") or request.path == "/login":
@@ -248,27 +243,18 @@ class HubServer:
             answer.data = bytes([answer.data[0] ^ 1]) + answer.data[1:]
         if kind == "lose answer":
             raise ConnectionResetError
-        if kind == "truncate":
-            answer.response = _break_off(answer.data)
         return answer(environment, start)
 
     def _carry_out(self, request, line):
-        try:
-            route, arguments = _ROUTES.bind_to_environ(request.environ).match()
-        except HTTPException:
-            self.unknown.append(line)
-            return _as_json({"error": f"the fake Hub does not know {line}"}, 404)
-        try:
-            with self._lock:
-                found = route(Call(self, request), **arguments)
-        except RefusalError as refusal:
-            return refusal.answer
-        return found
-
-
-def _break_off(body):
-    yield body[: len(body) // 2]
-    raise ConnectionResetError
+        for pattern, route in _ROUTES:
+            if match := re.fullmatch(pattern, line.replace("HEAD", "GET", 1)):
+                try:
+                    with self._lock:
+                        return route(Call(self, request), **match.groupdict())
+                except RefusalError as refusal:
+                    return refusal.answer
+        self.unknown.append(line)
+        return _as_json({"error": f"the fake Hub does not know {line}"}, 404)
 
 
 class RefusalError(Exception):
@@ -321,34 +307,25 @@ class Call:
             raise RefusalError(401, "", "Invalid credentials in Authorization header")
 
 
-def _get_nothing(call):
-    return _as_json({})
-
-
-def _get_info(call, kind, repo, revision="main"):
+def _get_info(call, kind, repo, revision):
     found = call.readable(kind, repo)
-    sha, files = call.read_files(kind, repo, revision)
+    sha, files = call.read_files(kind, repo, revision or "main")
     facts = {"_id": repo, "id": repo, "sha": sha, "private": found.is_private, "gated": found.is_gated}
     siblings = [{"rfilename": path} for path in files]
     return _as_json({**facts, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0})
 
 
-def _get_tree(call, kind, repo, revision, folder=""):
+def _get_tree(call, kind, repo, revision, folder):
     _, files = call.read_files(kind, repo, revision)
     prefix = f"{folder}/" if folder else ""
-    below = [path for path in files if path.startswith(prefix)]
-    if folder and not below:
+    entries = {path: files[path].as_tree_entry(path) for path in files if path.startswith(prefix)}
+    if folder and not entries:
         raise RefusalError(404, "EntryNotFound")
-    folders = {str(parent) for path in below for parent in Path(path).parents if str(parent) != "."}
-    entries = [files[path].as_tree_entry(path) for path in below]
-    entries += [
-        {"type": "directory", "path": path, "oid": "0" * 40, "size": 0}
-        for path in sorted(folders)
-        if path.startswith(prefix)
-    ]
-    if call.request.args.get("recursive", "false").lower() != "true":
-        entries = [entry for entry in entries if "/" not in entry["path"].removeprefix(prefix)]
-    return _as_json(entries)
+    for above in sorted({str(parent) for path in entries for parent in Path(path).parents}):
+        if above != "." and above.startswith(prefix):
+            entries[above] = {"type": "directory", "path": above, "oid": "0" * 40, "size": 0}
+    is_whole = call.request.args.get("recursive", "false").lower() == "true"
+    return _as_json([entries[path] for path in entries if is_whole or "/" not in path.removeprefix(prefix)])
 
 
 def _post_paths_info(call, kind, repo, revision):
@@ -357,7 +334,8 @@ def _post_paths_info(call, kind, repo, revision):
     return _as_json([files[path].as_tree_entry(path) for path in paths if path in files])
 
 
-def _get_file(call, repo, revision, path, kind="models"):
+def _get_file(call, kind, repo, revision, path):
+    kind = kind or "models"
     if call.readable(kind, repo).is_gated and not call.is_authorised:
         raise RefusalError(403 if "Authorization" in call.request.headers else 401, "GatedRepo")
     sha, files = call.read_files(kind, repo, revision)
@@ -382,10 +360,6 @@ def _post_create(call):
     return _as_json(address)
 
 
-def _post_validate_yaml(call):
-    return _as_json({"errors": [], "warnings": []})
-
-
 def _post_preupload(call, repo, revision):
     call.require_token()
     _, known = call.read_files("models", repo, revision)
@@ -404,8 +378,7 @@ def _post_lfs_batch(call, repo):
     for item in objects:
         if item["oid"] not in found.lfs_objects:
             upload = f"{call.hub.url}/lfs/{repo}/{item['oid']}?signature=signed-{item['oid'][:8]}"
-            verify = f"{call.hub.url}/{repo}.git/info/lfs/objects/verify"
-            item["actions"] = {"upload": {"href": upload}, "verify": {"href": verify}}
+            item["actions"] = {"upload": {"href": upload}}
     return _as_json({"transfer": "basic", "objects": objects})
 
 
@@ -415,10 +388,6 @@ def _put_lfs_object(call, repo, oid):
         raise RefusalError(400, "", "the content does not have this hash")
     call.hub.repos["model", repo].lfs_objects[oid] = blob.content
     return Response()
-
-
-def _post_verify(call, repo):
-    return _as_json({}, 200 if call.asked["oid"] in call.writable(repo).lfs_objects else 404)
 
 
 def _post_branch(call, repo, branch):
@@ -438,33 +407,21 @@ def _post_commit(call, repo, revision):
     return _as_json({"success": True, "commitOid": sha, "commitUrl": url, "hookOutput": ""})
 
 
-class _RepoConverter(BaseConverter):
-    regex = "[^/]+/[^/]+?"
-    part_isolating = False
-
-
-_KIND = "/api/<any(models, datasets):kind>/<repo:repo>"
-_ROUTES = Map(
-    [
-        Rule(path, methods=[method], endpoint=route)
-        for method, path, route in (
-            ("GET", "/api/agent-harnesses", _get_nothing),
-            ("GET", _KIND, _get_info),
-            ("GET", f"{_KIND}/revision/<revision>", _get_info),
-            ("GET", f"{_KIND}/tree/<revision>", _get_tree),
-            ("GET", f"{_KIND}/tree/<revision>/<path:folder>", _get_tree),
-            ("POST", f"{_KIND}/paths-info/<revision>", _post_paths_info),
-            ("GET", "/<repo:repo>/resolve/<revision>/<path:path>", _get_file),
-            ("GET", "/<any(datasets):kind>/<repo:repo>/resolve/<revision>/<path:path>", _get_file),
-            ("POST", "/api/repos/create", _post_create),
-            ("POST", "/api/validate-yaml", _post_validate_yaml),
-            ("POST", "/api/models/<repo:repo>/preupload/<revision>", _post_preupload),
-            ("POST", "/<repo:repo>.git/info/lfs/objects/batch", _post_lfs_batch),
-            ("POST", "/<repo:repo>.git/info/lfs/objects/verify", _post_verify),
-            ("PUT", "/lfs/<repo:repo>/<oid>", _put_lfs_object),
-            ("POST", "/api/models/<repo:repo>/branch/<path:branch>", _post_branch),
-            ("POST", "/api/models/<repo:repo>/commit/<revision>", _post_commit),
-        )
-    ],
-    converters={"repo": _RepoConverter},
+_REPO = "(?P<repo>[^/]+/[^/]+?)"
+_KIND = f"/api/(?P<kind>models|datasets)/{_REPO}"
+_REVISION = "(?P<revision>[^/]+)"
+_ROUTES = (
+    ("GET /api/agent-harnesses", lambda _: _as_json({})),
+    (f"GET {_KIND}(?:/revision/{_REVISION})?", _get_info),
+    (f"GET {_KIND}/tree/{_REVISION}(?:/(?P<folder>.+))?", _get_tree),
+    (f"POST {_KIND}/paths-info/{_REVISION}", _post_paths_info),
+    (f"GET /(?:(?P<kind>datasets)/)?{_REPO}/resolve/{_REVISION}/(?P<path>.+)", _get_file),
+    ("POST /api/repos/create", _post_create),
+    ("POST /api/validate-yaml", lambda _: _as_json({"errors": [], "warnings": []})),
+    (f"POST /api/models/{_REPO}/preupload/{_REVISION}", _post_preupload),
+    (f"POST /{_REPO}.git/info/lfs/objects/batch", _post_lfs_batch),
+    (f"PUT /lfs/{_REPO}/(?P<oid>[^/]+)", _put_lfs_object),
+    (f"POST /api/models/{_REPO}/branch/(?P<branch>.+)", _post_branch),
+    (f"POST /api/models/{_REPO}/commit/{_REVISION}", _post_commit),
 )
+"""`METHOD /path`, and what answers it."""

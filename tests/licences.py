@@ -24,20 +24,21 @@ SECONDS_TO_WAIT = 4.0
 _LOCKED = re.compile(r"^([a-z0-9][a-z0-9._-]*)(?:\[[^\]]*\])?==([^ ;\\]+)", re.MULTILINE)
 _LICENCE = re.compile(r"[^\s()]+(?: WITH [^\s()]+)?")
 # Words of older metadata -> SPDX. A classifier that names a family (BSD) stands for its permissive members.
-_SAME = {
-    "3-Clause BSD License": "BSD-3-Clause",
-    "Apache 2.0 License": "Apache-2.0",
-    "Apache License 2.0": "Apache-2.0",
-    "Apache Software License": "Apache-2.0",
-    "Apache Software License 2.0": "Apache-2.0",
-    "BSD": "BSD-3-Clause",
-    "BSD License": "BSD-3-Clause",
-    "ISC License (ISCL)": "ISC",
-    "MIT License": "MIT",
-    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
-    "Python Software Foundation License": "PSF-2.0",
-    "Zope Public License": "ZPL-2.1",
-}
+_WORDS = """
+3-Clause BSD License = BSD-3-Clause
+Apache 2.0 License = Apache-2.0
+Apache License 2.0 = Apache-2.0
+Apache Software License = Apache-2.0
+Apache Software License 2.0 = Apache-2.0
+BSD = BSD-3-Clause
+BSD License = BSD-3-Clause
+ISC License (ISCL) = ISC
+MIT License = MIT
+Mozilla Public License 2.0 (MPL 2.0) = MPL-2.0
+Python Software Foundation License = PSF-2.0
+Zope Public License = ZPL-2.1
+"""
+_SAME = dict(line.split(" = ") for line in _WORDS.strip().splitlines())
 _NO_LICENCE = {"OSI Approved", "DFSG approved"}
 
 

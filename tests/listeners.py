@@ -15,7 +15,6 @@ from tests.processes import left_of
 _LISTENING = "0A"
 """Of TCP, as the kernel writes it."""
 _LISTENING_UNIX = 0x10000
-_SECONDS_BETWEEN_LOOKS = 0.02
 _MOST_OF_A_CORE = 0.1
 """A look takes the longer the more is open on the machine; what listens does so for as long as somebody may come."""
 
@@ -32,14 +31,15 @@ class Listener:
     """Whether anybody else can reach it: from another machine, or as another user through the file system."""
 
 
-class Listeners:
-    """While it is open, looks at the sockets of all processes with the mark (tests/processes.py)."""
+class Watcher:
+    """While it is open, looks again and again, at the cost of a tenth of a core at most."""
 
-    def __init__(self, mark):
+    least_seconds = 0.02
+    """Between two looks."""
+
+    def __init__(self):
         self.found = set()
         self.num_looks = 0
-        self._mark = mark
-        self._seen = set()
         self._is_over = threading.Event()
         self._error = None
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -55,25 +55,33 @@ class Listeners:
             raise self._error
 
     def _watch(self):
+        wait = self.least_seconds
         try:
-            self._look_again_and_again()
+            while not self._is_over.wait(wait):
+                self.num_looks += 1
+                began = time.thread_time()
+                self.look()
+                wait = max(self.least_seconds, (time.thread_time() - began) / _MOST_OF_A_CORE)
         except OSError as error:
             self._error = error
 
-    def _look_again_and_again(self):
-        wait = _SECONDS_BETWEEN_LOOKS
-        while not self._is_over.wait(wait):
-            self.num_looks += 1
-            began = time.thread_time()
-            new = {inode: found for inode, *found in _listening(self._seen)}
-            wait = max(_SECONDS_BETWEEN_LOOKS, (time.thread_time() - began) / _MOST_OF_A_CORE)
-            if not new:
-                continue
-            self._seen |= set(new)
-            for owner, inodes in _sockets_of(self._mark):
-                for inode in inodes & set(new):
-                    address, is_open = new[inode]
-                    self.found.add(Listener(str(address), owner, bool(is_open)))
+
+class Listeners(Watcher):
+    """Looks at the sockets of all processes with the mark (tests/processes.py)."""
+
+    def __init__(self, mark):
+        super().__init__()
+        self._mark = mark
+        self._seen = set()
+
+    def look(self):
+        """Keep what is new."""
+        new = {inode: found for inode, *found in _listening(self._seen)}
+        self._seen |= set(new)
+        for owner, inodes in _sockets_of(self._mark) if new else ():
+            for inode in inodes & set(new):
+                address, is_open = new[inode]
+                self.found.add(Listener(str(address), owner, bool(is_open)))
 
 
 def _listening(seen=()):

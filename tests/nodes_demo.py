@@ -5,14 +5,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ruamel.yaml import YAML
+
 from tests.ray_cluster import find_own_address, two_raylets
 from tests.workspace import SMALL, Workspace
 
 _PROJECT = Path(__file__).parents[1]
-CELLS = {
-    "1node": {"strategy": "single", "world_size": 1},
-    "2nodes": {"strategy": "ddp", "world_size": 2, "launcher": "ray", "num_nodes": 2},
-}
+CELLS = YAML(typ="safe", pure=True).load("""
+1node: {strategy: single, world_size: 1}
+2nodes: {strategy: ddp, world_size: 2, launcher: ray, num_nodes: 2}
+""")
 
 
 def main():

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,3 +66,18 @@ def none_left_of(mark):
         for pid in left_of(mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def open_browser():
+    """Chromium, that of the distribution or of the variable CHROMIUM; None where there is none."""
+    from playwright.sync_api import sync_playwright
+
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_playwright() as playwright:
+        # Root, as in a container, may not use Chromium's sandbox.
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = path and playwright.chromium.launch(executable_path=path, args=options)
+        yield browser
+        if browser:
+            browser.close()

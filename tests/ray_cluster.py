@@ -10,18 +10,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from functools import cached_property
 
 import pytest
 
+from tests.flows.toy_project import wait_for
 from tests.processes import left_of, new_mark
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="the package ray is not installed; `make extras` installs it"
 )
 _RAY = ["-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-_SECONDS = 180.0
 
 
 class Cluster:
@@ -55,11 +54,11 @@ class Cluster:
         """Start a machine's part, if it does not run."""
         if self._processes[number] is not None:
             return
-        own = [f"--address={self.address}"]
+        own, file = [f"--address={self.address}"], self._folder / f"ray-{number}.log"
         if number == 0:
             own = ["--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false", "--no-monitor"]
             own.append(f"--temp-dir={self.scratch}")
-        with (self._folder / f"ray-{number}.log").open("ab") as log:
+        with file.open("ab") as log:
             self._processes[number] = self._starts[number](
                 [self._python, *_RAY, f"--node-ip-address={self._addresses[number]}", "--num-cpus=1", "--num-gpus=0",
                  "--object-store-memory=100000000", *own],
@@ -67,10 +66,7 @@ class Cluster:
                      "RAY_raylet_start_wait_time_s": "120"},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        deadline = time.monotonic() + _SECONDS
-        while (self._folder / f"ray-{number}.log").read_text().count("--block") < 1:
-            assert time.monotonic() < deadline, (self._folder / f"ray-{number}.log").read_text()
-            time.sleep(0.1)
+        wait_for(lambda: "--block" in file.read_text(), seconds=180, what=f"Ray has started, see {file}")
 
     def stop(self, number):
         """End a machine's part."""

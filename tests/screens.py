@@ -3,27 +3,25 @@
 The page, the verdict on a terminal, MLflow, Prefect and DVC's plots, as a reader finds them after `make compare`.
 """
 
-import argparse
 import contextlib
 import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
 
-from flows.__main__ import print_verdict
 from flows.server import find_or_start
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tests.flows.toy_project import free_port, wait_for
+from tests.processes import open_browser
 
-_PAGE, _RESULTS = Path("reports/index.html"), Path("reports/results.json")
+_PAGE = Path("reports/index.html")
+_SAY_VERDICT = "from flows.__main__ import _say_verdict; _say_verdict()"
 _EXAMPLE = "docs/gallery/quiet-machine/results.json"
 _LAPTOP, _PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
 _NUM_COLOURS = 128
@@ -35,20 +33,15 @@ _BOLD = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def _main():
-    parser = argparse.ArgumentParser(prog="python -m tests.screens", description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the pictures go")
-    folder = parser.parse_args().folder
+    folder = Path(sys.argv[1])
     if not _PAGE.is_file():
         raise ConfigurationError(f"{_PAGE}: got no report; needed: one, which `make compare` leaves there")
     folder.mkdir(parents=True, exist_ok=True)
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    with sync_playwright() as playwright:
-        # Root, as in a container, may not use Chromium's sandbox.
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=path, args=options)
+    with open_browser() as browser:
+        if not browser:
+            raise ConfigurationError("no chromium; install the distribution's package or set CHROMIUM")
         for take in (_take_page, _take_terminal, _take_plots, _take_mlflow, _take_prefect):
             take(browser, folder)
-        browser.close()
 
 
 def _take_page(browser, folder):
@@ -74,20 +67,15 @@ def _take_page(browser, folder):
 def _take_terminal(browser, folder):
     """Take the end of a comparison as terminals of 80 and of 200 columns show it."""
     for columns in (80, 200):
-        said = io.StringIO()
-        before = dict(os.environ)
-        os.environ |= {"COLUMNS": str(columns), "FORCE_COLOR": "1"}
-        with contextlib.redirect_stdout(said):
-            print_verdict(json.loads(_RESULTS.read_bytes()))
-        os.environ.clear()
-        os.environ.update(before)
+        said = subprocess.run(
+            [sys.executable, "-c", _SAY_VERDICT], env={**os.environ, "COLUMNS": str(columns), "FORCE_COLOR": "1"},
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
         with _open(browser, viewport={"width": 20 + 8 * columns, "height": 100}) as page:
             page.set_content(
                 "<style>body{margin:8px;background:#111;color:#eee}pre{font:13px/1.3 monospace}</style><pre>"
             )
-            page.locator("pre").evaluate(
-                "(place, text) => { place.textContent = text }", _BOLD.sub("", said.getvalue())
-            )
+            page.locator("pre").evaluate("(place, text) => { place.textContent = text }", _BOLD.sub("", said))
             _keep(page, folder / f"terminal-{columns}.png")
 
 

@@ -53,32 +53,37 @@ def write_tiny_model(folder, make, *, seed=0):
     return with_manifest(folder, num_parameters=num_parameters, model_type=model.config.model_type)
 
 
+_ROWS = {
+    "causal_lm": {}, WORKLOAD: {}, "sequence_classification": {"num_classes": 3},
+    "instruction": {"min_len": 2, "longest_prompt": 40},
+}  # fmt: skip
+
+
 def make_tiny_workload(workload, root):
     """Write the smallest base model and two slices, of 45 and 27 rows, for a workload of this name; return both.
 
     A workload that is not known here fails the tests that run over all of them.
     """
-    sizes = [{"num_rows": 45}, {"num_rows": 27, "first_row": 45, "seed": 1}]
-    if workload == "sequence_classification":
-        model = make_tiny_classifier(root / "model")
-        return model, [make_slice(root / f"slice_{index}", num_classes=3, **size) for index, size in enumerate(sizes)]
+    sizes = [{"num_rows": 45}, {"num_rows": 27, "first_row": 45}]
     if workload == "image_classification":
         from tests.images import make_image_model, make_image_slice
 
-        parts = [(45, 0), (27, 45)]
-        images = [make_image_slice(root / f"slice_{first}", num_rows=size, first_row=first) for size, first in parts]
+        images = [make_image_slice(root / f"slice_{index}", **size) for index, size in enumerate(sizes)]
         return make_image_model(root / "model"), images
-    if workload == "instruction":
-        return make_tiny_model(root / "model"), [
-            make_slice(root / f"slice_{index}", min_len=2, longest_prompt=40, **size)
-            for index, size in enumerate(sizes)
-        ]
-    slices = [make_slice(root / f"slice_{index}", **size) for index, size in enumerate(sizes)]
+    assert workload in _ROWS, f"no tiny model and slices for the workload {workload}"
+    more = _ROWS[workload]
+    slices = [make_slice(root / f"slice_{seed}", seed=seed, **size, **more) for seed, size in enumerate(sizes)]
     if workload == WORKLOAD:
         device = EmulatedDevice(num_layers=2, parameters_per_layer=64, forward_ms=0.1, backward_ms=0.2)
         return write_device(root / "model", device), slices
-    assert workload == "causal_lm", f"no tiny model and slices for the workload {workload}"
-    return make_tiny_model(root / "model"), slices
+    make = make_tiny_classifier if workload == "sequence_classification" else make_tiny_model
+    return make(root / "model"), slices
+
+
+_MANIFEST = """{
+  "source": "tests", "kind": "builtin", "revision": null, "commit": null, "label": "random weights for tests",
+  "is_random_weights": true
+}"""
 
 
 def with_manifest(folder, *, num_parameters, model_type):
@@ -87,18 +92,8 @@ def with_manifest(folder, *, num_parameters, model_type):
     files = {path.name: digest_file(path) for path in paths}
     write_json(
         folder / "manifest.json",
-        {
-            "source": "tests",
-            "kind": "builtin",
-            "revision": None,
-            "commit": None,
-            "label": "random weights for tests",
-            "num_parameters": num_parameters,
-            "model_type": model_type,
-            "is_random_weights": True,
-            "digest": digest_json(files),
-            "files": files,
-        },
+        json.loads(_MANIFEST)
+        | {"num_parameters": num_parameters, "model_type": model_type, "digest": digest_json(files), "files": files},
     )
     return folder
 
@@ -151,55 +146,24 @@ def write_arrays(folder, arrays, *, num_tokens):
     return folder
 
 
+_CONFIG = """{
+  "cell": "1proc", "strategy": "single", "world_size": 1, "workload": "causal_lm", "device": "cpu",
+  "options": {}, "oversubscribe": false, "model_name": "tiny", "global_batch_size": 8, "micro_batch_size": 2,
+  "optimizer": "adamw", "momentum": 0.9, "learning_rate": 0.002, "adam_beta1": 0.9, "adam_beta2": 0.999,
+  "schedule": "linear", "schedule_floor": 0.0, "decay_steps": 0, "warmup_steps": 2, "weight_decay": 0.01,
+  "max_grad_norm": 1.0, "precision": "fp32", "seq_len": 32, "augment": "none", "packing": false,
+  "loss_chunk_rows": 2048, "activation_checkpointing": "none", "adapter": null, "compile": false, "seed": 1,
+  "exact": false, "threads_per_rank": 1, "log_every_steps": 1, "checkpoint_every_steps": 0, "keep": "all",
+  "eval_every_steps": 0, "heldout_dir": "", "heldout_digest": "", "statistics_rows": 0
+}"""
+
+
 def make_config(work_dir, model_dir, slices, *, epochs=1, **changes):
     """Return the JSON that a training process is told, for slices trained in this order; `changes` replace values.
 
     The fingerprints depend on what a segment's content depends on, and on the segment before, as in the real stage.
     """
-    config = {
-        "cell": "1proc",
-        "strategy": "single",
-        "world_size": 1,
-        "workload": "causal_lm",
-        "device": "cpu",
-        "options": {},
-        "oversubscribe": False,
-        "model_dir": str(model_dir),
-        "model_name": "tiny",
-        "work_dir": str(work_dir),
-        "global_batch_size": 8,
-        "micro_batch_size": 2,
-        "optimizer": "adamw",
-        "momentum": 0.9,
-        "learning_rate": 2e-3,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "schedule": "linear",
-        "schedule_floor": 0.0,
-        "decay_steps": 0,
-        "warmup_steps": 2,
-        "weight_decay": 0.01,
-        "max_grad_norm": 1.0,
-        "precision": "fp32",
-        "seq_len": 32,
-        "augment": "none",
-        "packing": False,
-        "loss_chunk_rows": 2048,
-        "activation_checkpointing": "none",
-        "adapter": None,
-        "compile": False,
-        "seed": 1,
-        "exact": False,
-        "threads_per_rank": 1,
-        "log_every_steps": 1,
-        "checkpoint_every_steps": 0,
-        "keep": "all",
-        "eval_every_steps": 0,
-        "heldout_dir": "",
-        "heldout_digest": "",
-        "statistics_rows": 0,
-        **changes,
-    }
+    config = {**json.loads(_CONFIG), "model_dir": str(model_dir), "work_dir": str(work_dir), **changes}
     not_content = {"work_dir", "log_every_steps", "checkpoint_every_steps", "keep"}
     not_content |= {"eval_every_steps", "heldout_dir", "heldout_digest"}
     content = {key: value for key, value in config.items() if key not in not_content}

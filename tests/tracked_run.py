@@ -1,17 +1,18 @@
 """A small finished comparison on disk, as the earlier stages leave it: what a tracker is fed from."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict
+
+from ruamel.yaml import YAML
 
 from benchmarks.growth.finished import seal_segment
 from tasks.params import Params
 from tasks.records.facts import SliceFacts
-from tasks.records.manifests import MachineFile, SlicesManifest
+from tasks.records.manifests import SlicesManifest
 from tasks.records.run import CellFacts, RunFile, SegmentEntry
 from tasks.services.tracker import follow_cell, log_report
+from tests.machines import make_machine
+from training.process.files import write_json
 from training.record.segment_facts import SegmentFacts
 
 NUM_STEPS = 5
@@ -19,17 +20,19 @@ NUM_STEPS = 5
 ALL_STEPS = list(range(1, 2 * NUM_STEPS + 1))
 
 
-PARAMS = {
-    "name": "small",
-    "description": "A small comparison for tests.",
-    "model": {"source": "builtin:tiny-qwen2", "name": "tiny"},
-    "dataset": {"source": "builtin:docstrings"},
-    "ranges": ["0-80", "80-160"],
-    "heldout": "160-190",
-    "workload": "causal_lm",
-    "train": {"epochs": 1, "global_batch_size": 16, "micro_batch_size": 4, "learning_rate": 2e-3, "seq_len": 24},
-    "cells": {"1proc": {"strategy": "single", "world_size": 1}, "2proc": {"strategy": "ddp", "world_size": 2}},
-}
+PARAMS = YAML(typ="safe", pure=True).load("""
+name: small
+description: A small comparison for tests.
+model: {source: "builtin:tiny-qwen2", name: tiny}
+dataset: {source: "builtin:docstrings"}
+ranges: [0-80, 80-160]
+heldout: 160-190
+workload: causal_lm
+train: {epochs: 1, global_batch_size: 16, micro_batch_size: 4, learning_rate: 2.0e-3, seq_len: 24}
+cells:
+  1proc: {strategy: single, world_size: 1}
+  2proc: {strategy: ddp, world_size: 2}
+""")
 """A params.yaml."""
 
 
@@ -45,10 +48,7 @@ def write_comparison(data, params):
         vocab_size=128, eos_token_id=127, workload="causal_lm", heldout=params.heldout_name,
         slices={part: SliceFacts(range=part, num_rows=80, num_tokens=800, digest=f"data of {part}") for part in parts},
     ).write(data / "slices")  # fmt: skip
-    MachineFile(
-        digest="this machine", gpus=[], num_gpus=0, driver=None, cpu="a cpu", num_cpus=2, os="Linux",
-        architecture="x86_64", versions={"torch": "2.15", "cuda": None},
-    ).write(data / "machine.json")  # fmt: skip
+    make_machine().write(data / "machine.json")
     for cell in params.cells:
         write_run(data / "runs" / cell, params)
 
@@ -78,7 +78,7 @@ def write_run(folder, params):
             backend=None, exchange={}, start_checksum="", parameter_checksums=[], optimizer_checksums=[],
             started_at=f"2026-03-0{index + 1}T12:00:00+00:00",
         )  # fmt: skip
-        write(folder / name / "segment.json", asdict(facts))
+        write_json(folder / name / "segment.json", asdict(facts))
         seal_segment(folder / name)
         segments.append(SegmentEntry(range=str(part), epoch=1, fingerprint=name, folder=name))
     RunFile(
@@ -101,69 +101,53 @@ def step_event(step):
     }
 
 
+_RESULTS = """
+cells:
+- cell: 1proc
+  standing: {state: proven, gates: [], reason: null}
+  speed: &speed
+    step_seconds: {value: 0.5, low: 0.4, high: 0.6}
+    tokens_per_second: 1000.0
+    samples_per_second: 10.0
+    mfu: null
+    gpu_utilisation: null
+    gpu_watts: null
+    joules_per_token: null
+  <<: &both
+    seconds_per_epoch: 12.5
+    peak_memory_gib: null
+    speedup: null
+    whole: {tokens_per_second: 500.0, samples_per_second: 5.0, num_steps: 10}
+    epochs: [{epoch: 1, loss: 3.5}, {epoch: 2, loss: 3.5}]
+- cell: 2proc
+  speed: {<<: *speed, tokens_per_second: 2000.0}
+  <<: *both
+quality:
+  models:
+  - {model: base, loss: 3.25, perplexity: 25.75}
+  - {model: 1proc, loss: 3.25, perplexity: 25.75}
+  - {model: 2proc, loss: 3.25, perplexity: 25.75}
+gates:
+- name: Same rows, same work
+  question: same?
+  findings: [{cell: 2proc, compared: "1,600 rows and 1,600 rows"}]
+"""
+
+
 def report_results(params, *, speedup, is_proven=True):
     """Return what results.json says, as far as a tracker reads it; a gate was not checked where it is not proven."""
     verdict, state = ("passed", "proven") if is_proven else ("not checked", "unproven")
     verdict, state = ("failed", "withheld") if speedup is None else (verdict, state)
-    standings = {
-        spread.world_size > 1: {
-            "state": state if spread.world_size > 1 else "proven",
-            "gates": ["Same rows, same work"] if state != "proven" and spread.world_size > 1 else [],
-            "reason": None,
-        }
-        for spread in params.cells.values()
-    }
-    cells = [
-        {
-            "cell": cell,
-            "world_size": spread.world_size,
-            "seconds_per_epoch": 12.5,
-            "peak_memory_gib": None,
-            "standing": standings[spread.world_size > 1],
-            "speed": _make_speed(1000.0 * spread.world_size),
-            "speedup": _make_speedup(speedup) if spread.world_size > 1 and speedup else None,
-            "whole": {"tokens_per_second": 500.0 * spread.world_size, "samples_per_second": 5.0, "num_steps": 10},
-            "epochs": [{"epoch": epoch, "loss": 3.5} for epoch in (1, 2)],
-        }
-        for cell, spread in params.cells.items()
-    ]
-    models = [{"model": model, "loss": 3.25, "perplexity": 25.75} for model in ("base", *params.cells)]
-    gates = [
-        {
-            "name": "Same rows, same work",
-            "question": "same?",
-            "outcome": verdict,
-            "findings": [{"cell": "2proc", "outcome": verdict, "compared": "1,600 rows and 1,600 rows"}],
-        }
-    ]
-    told = {"state": state, "verdict": f"{state}, says the test"}
-    return {"cells": cells, "quality": {"models": models}, "gates": gates, **told}
-
-
-def _make_speed(tokens_per_second):
-    unknown = dict.fromkeys(("mfu", "gpu_utilisation", "gpu_watts", "joules_per_token"))
-    rates = {"tokens_per_second": tokens_per_second, "samples_per_second": 10.0}
-    return {"step_seconds": {"value": 0.5, "low": 0.4, "high": 0.6}, **rates, **unknown}
-
-
-def _make_speedup(value):
-    found = {"value": value, "low": value - 0.25, "high": value + 0.25}
-    return {**found, "parallel_efficiency": {name: end / 2 for name, end in found.items()}, "karp_flatt": 0.25}
-
-
-def write_report(folder, results):
-    """Write the files of a report, and three that are not for the tracker, among them a checkpoint."""
-    write(folder / "results.json", results)
-    (folder / "index.html").write_text("<p>report</p>")
-    for name in ("charts/speedup.svg", "hub/model.safetensors", ".gitignore", "README.md"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(name)
-
-
-def write(path, value):
-    """Write the value as JSON, with the folders above it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
+    results = YAML(typ="safe", pure=True).load(_RESULTS)
+    assert [cell["cell"] for cell in results["cells"]] == list(params.cells)
+    two, (gate,) = results["cells"][1], results["gates"]
+    two["standing"] = {"state": state, "gates": [gate["name"]] * (state != "proven"), "reason": None}
+    if speedup:
+        ends = {"value": speedup, "low": speedup - 0.25, "high": speedup + 0.25}
+        halves = {name: end / 2 for name, end in ends.items()}
+        two["speedup"] = {**ends, "parallel_efficiency": halves, "karp_flatt": 0.25}
+    gate["outcome"] = gate["findings"][0]["outcome"] = verdict
+    return {**results, "state": state, "verdict": f"{state}, says the test"}
 
 
 class Place:
@@ -180,26 +164,18 @@ class Place:
         return follow_cell(self.params, cell_facts("2proc", self.params), **self.where)
 
     def report(self, *, speedup, is_proven=True):
-        """Make a report and send it."""
+        """Make a report, beside files that are not for the tracker, and send it."""
         results = report_results(self.params, speedup=speedup, is_proven=is_proven)
-        write_report(self.folder / "reports", results)
-        (self.folder / "reports" / "report.md").write_text(f"# Speedup {speedup}\n")
-        (self.folder / "reports" / "index.html").write_text(f"<p># Speedup {speedup}</p>")
-        self.send(results)
-
-    def send(self, results):
-        """Send the report that is there."""
-        paths = {"reports": self.folder / "reports", "runs": self.folder / "runs"}
-        log_report(self.params, results, **paths, **self.where)
+        reports = self.folder / "reports"
+        write_json(reports / "results.json", results)
+        for name in ("charts/speedup.svg", "hub/model.safetensors", ".gitignore", "README.md"):
+            (reports / name).parent.mkdir(exist_ok=True)
+            (reports / name).write_text(name)
+        (reports / "report.md").write_text(f"# Speedup {speedup}\n")
+        (reports / "index.html").write_text(f"<p># Speedup {speedup}</p>")
+        log_report(self.params, results, reports=reports, runs=self.folder / "runs", **self.where)
 
     @staticmethod
     def events(*steps):
         """Return what the ranks of a launch tell of these steps."""
         return [{"event": "launch_started"}, *map(step_event, steps)]
-
-    def start(self, code, *arguments):
-        """Start a stage's part as a process of its own, which can be killed."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        return subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, arguments)], cwd=self.folder, env=environment, start_new_session=True
-        )

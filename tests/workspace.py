@@ -8,33 +8,34 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-_COPIED = (
-    "ddp_audit", "flows", "tasks", "training", "presets", "dvc.yaml", "params.yaml", "prefect.toml", "prefect.yaml",
-    ".dvcignore", ".gitignore", "data/README.md", "reports/README.md", ".dvc/config", ".dvc/.gitignore", ".dvc/plots",
-)  # fmt: skip
+_COPIED = """
+ddp_audit flows tasks training presets dvc.yaml params.yaml prefect.toml prefect.yaml
+.dvcignore .gitignore data/README.md reports/README.md .dvc/config .dvc/.gitignore .dvc/plots
+"""
 _NOT_COPIED = shutil.ignore_patterns("*.pyc.*")
 """Compiled files that are being written; the others hold for the copies, which have the same date and size."""
 
 _NOT_INHERITED = ("PREFECT_", "MLFLOW_", "HF_", "MAKE", "MFLAGS")
 
-SMALL = {
-    "name": "small",
-    "description": "A small comparison for tests.",
-    "ranges": ["0-64", "64-128"],
-    "heldout": "128-160",
-    "train.epochs": 1,
-    "train.global_batch_size": 8,
-    "train.micro_batch_size": 2,
-    "train.seq_len": 48,
-    "train.warmup_steps": 2,
-    "measure.max_seconds": 1,
-    "measure.burn_in_seconds": 0,
-    "measure.block_seconds": 0.05,
-    "measure.waterfall_seconds": 0,
-    "measure.others_share": 1,
-    "measure.advice": False,
-    "measure.memory": False,
-}
+SMALL = YAML(typ="safe", pure=True).load("""
+name: small
+description: A small comparison for tests.
+ranges: [0-64, 64-128]
+heldout: 128-160
+train.epochs: 1
+train.global_batch_size: 8
+train.micro_batch_size: 4
+train.seq_len: 24
+train.warmup_steps: 2
+verify: {updates: 2}
+measure.max_seconds: 1
+measure.burn_in_seconds: 0
+measure.block_seconds: 0.05
+measure.waterfall_seconds: 0
+measure.others_share: 1
+measure.advice: false
+measure.memory: false
+""")
 """Changes to the default comparison that make it train in seconds: 2 ranges of 8 optimizer steps.
 
 Tests run beside each other, so that no turn is quiet, and all count.
@@ -54,7 +55,7 @@ class Workspace:
     def create(cls, folder, *, project, changes, programs=None):
         """Copy the project's sources from `project` into the new `folder` and change its params.yaml."""
         folder.mkdir(parents=True)
-        for name in _COPIED:
+        for name in _COPIED.split():
             source = project / name
             if source.is_dir():
                 shutil.copytree(source, folder / name, ignore=_NOT_COPIED)

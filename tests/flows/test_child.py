@@ -30,7 +30,8 @@ def _run(code):
 
 
 @pytest.mark.parametrize("pause", ["", "; time.sleep(0.2)"], ids=["much", "little"])
-def test_a_process_out_of_reach_that_writes_for_ever_holds_nobody_up(pause):
+def test_a_process_out_of_reach_that_writes_for_ever_holds_nobody_up(pause, monkeypatch):
+    monkeypatch.setattr("flows.child._LAST_SECONDS", 0.5)
     # The one in the middle ends at once, so that nobody knows whose child the writer is.
     flood = f"import os, time\nwhile True: os.write(1, bytes(4096)){pause}"
     middle = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {flood!r}]).pid, flush=True)"
@@ -54,7 +55,7 @@ def test_process_that_the_child_leaves_behind_in_its_session_is_ended():
 def test_tree_that_ignores_sigterm_is_killed_with_processes_in_sessions_of_their_own():
     process = subprocess.Popen([sys.executable, "-c", _STUBBORN], stdout=subprocess.PIPE, start_new_session=True)
     grandchild = psutil.Process(int(process.stdout.readline()))
-    end_group(process, seconds_to_save=2.0)
+    end_group(process, seconds_to_save=1.0)
     assert process.stdout.read() == b"asked to end\n"
     assert process.returncode == -9
     wait_for(lambda: not living([grandchild]), seconds=30, what="the grandchild is gone")
@@ -64,22 +65,22 @@ def test_tree_that_ignores_sigterm_is_killed_with_processes_in_sessions_of_their
 @pytest.mark.parametrize(
     ("words", "is_saved"),
     [
-        (["-m", "tasks.train", "--cell", "1gpu"], True),
-        (["-m", "tasks.measure"], False),
-        (["--mode", "tasks.train"], False),
+        ("-m tasks.train --cell 1gpu", True),
+        ("-m tasks.measure", False),
+        ("--mode tasks.train", False),
     ],
 )
 def test_ranks_save_for_as_long_as_their_stage_lets_them(words, is_saved, tmp_path):
     saves = """
 import signal, sys, time
 def save(*_):
-    time.sleep(4); open("saved", "w").close(); sys.exit(75)
+    time.sleep(2.5); open("saved", "w").close(); sys.exit(75)
 signal.signal(signal.SIGTERM, save)
 print(flush=True)
 while True: time.sleep(0.1)
 """
     process = subprocess.Popen(
-        [sys.executable, "-c", saves, *words], stdout=subprocess.PIPE, start_new_session=True, cwd=tmp_path
+        [sys.executable, "-c", saves, *words.split()], stdout=subprocess.PIPE, start_new_session=True, cwd=tmp_path
     )
     process.stdout.readline()
     end_group(process, seconds_to_save=0.5)

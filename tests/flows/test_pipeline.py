@@ -1,8 +1,6 @@
 """What DVC finds changed, what is said before a comparison starts, and how a stage that failed is explained."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 from dvc.lock import FAILED_TO_LOCK_MESSAGE
@@ -30,13 +28,7 @@ def reasons_to_run(stage):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     toy = make_toy_project(tmp_path_factory.mktemp("toy") / "toy")
-    subprocess.run(
-        [sys.executable, "-m", "dvc", "repro", "--quiet"],
-        cwd=toy.folder,
-        env=toy.environment(),
-        check=True,
-        timeout=240,
-    )
+    toy.repro()
     return toy
 
 

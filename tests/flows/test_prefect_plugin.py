@@ -1,6 +1,7 @@
 """Only our own bare names are rewritten, and only where Prefect's command line wants a deployment."""
 
 import fcntl
+import re
 
 import pytest
 
@@ -9,19 +10,17 @@ from flows.server import LOCK, SERVED, read_served_environment
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    "typed",
     [
-        ("prefect deployment run ddp-compare", "prefect deployment run ddp-compare/ddp-compare"),
-        ("/venv/bin/prefect deployment run ddp-compare --watch", "... deployment run ddp-compare/ddp-compare --watch"),
-        ("prefect deployment run rebench", "prefect deployment run ddp-compare/rebench"),
-        (
-            "prefect deployment schedule pause ddp-compare 12",
-            "... deployment schedule pause ddp-compare/ddp-compare 12",
-        ),
-        ("/x/prefect/__main__.py deployment delete ddp-compare", "... deployment delete ddp-compare/ddp-compare"),
+        "prefect deployment run ddp-compare",
+        "/venv/bin/prefect deployment run ddp-compare --watch",
+        "prefect deployment run rebench",
+        "prefect deployment schedule pause ddp-compare 12",
+        "/x/prefect/__main__.py deployment delete ddp-compare",
     ],
 )
-def test_a_bare_name_of_ours_becomes_its_deployment(typed, meant):
+def test_a_bare_name_of_ours_becomes_its_deployment(typed):
+    meant = re.sub(r"(?<= )(ddp-compare|rebench)\b", r"ddp-compare/\1", typed)
     assert expand_deployment_name(typed.split())[1:] == meant.split()[1:]
 
 

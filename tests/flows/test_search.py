@@ -114,17 +114,18 @@ def test_it_is_known_of_each_segment_how_many_others_trained_on_its_machine(tmp_
 @pytest.mark.parametrize(
     ("others", "num_gpus", "num_ranks", "linked"),
     [
-        ({"1": 0, "2": 0}, 0, 1, ["1", "2"]),
-        ({"1": 0, "2": 1}, 0, 1, ["1"]),
-        ({"1": 1, "2": 0}, 1, 1, []),
-        ({"2": 0}, 0, 1, []),
-        ({"1": 1, "2": 0}, 2, 1, ["1", "2"]),
-        ({"1": 1, "2": 0}, 2, 2, []),
+        ("00", 0, 1, "12"),
+        ("01", 0, 1, "1"),
+        ("10", 1, 1, ""),
+        ("?0", 0, 1, ""),
+        ("10", 2, 1, "12"),
+        ("10", 2, 2, ""),
     ],
 )
 def test_a_comparison_is_given_of_the_best_trial_what_it_trained_alone(
     tmp_path, monkeypatch, others, num_gpus, num_ranks, linked
 ):
+    known = {name: int(number) for name, number in zip("12", others, strict=True) if number != "?"}
     monkeypatch.chdir(tmp_path)
     for name in "12":
         (folder := tmp_path / "trial/work/segments" / name).mkdir(parents=True)
@@ -134,9 +135,10 @@ def test_a_comparison_is_given_of_the_best_trial_what_it_trained_alone(
     ours.devices = list(map(str, range(num_gpus)))
     ours.params = SimpleNamespace(cells={"1proc": SimpleNamespace(world_size=num_ranks)})
     parts = [SimpleNamespace(fingerprint=name) for name in "12"]
-    ours.trials = [SimpleNamespace(folder=tmp_path / "trial", segments=parts, read_others=lambda: others)]
+    ours.trials = [SimpleNamespace(folder=tmp_path / "trial", segments=parts, read_others=lambda: known)]
     ours.link_best()
-    assert sorted(file.parent.name for file in tmp_path.glob(".work/runs/1proc/segments/*/receipt.json")) == linked
+    given = tmp_path.glob(".work/runs/1proc/segments/*/receipt.json")
+    assert "".join(sorted(file.parent.name for file in given)) == linked
 
 
 def test_what_another_machine_made_in_a_shared_folder_may_be_seen_later(tmp_path, monkeypatch):
@@ -149,85 +151,70 @@ def test_what_another_machine_made_in_a_shared_folder_may_be_seen_later(tmp_path
 @pytest.mark.parametrize(
     ("out", "best", "runner_up", "trained"),
     [
-        ({}, 0, (1, 3), {1: [0, 1, 2, 3, 4, 5], 3: [0, 1], 9: [0]}),
-        ({9: [0]}, 1, (2, 1), {1: [0, 1, 2, 3, 4, 5], 3: [0, 1], 9: [0, 1]}),
-        ({3: [0, 1], 9: [2]}, 3, (4, 1), {1: [0, 1, 2, 3, 4, 5], 3: [0, 1, 2, 3], 9: [2, 3]}),
-        ({1: [0, 1, 2, 3, 4], 9: [5]}, None, None, {1: [0, 1, 2, 3, 4, 5], 3: [5], 9: [5]}),
+        ({}, 0, (1, 3), "1: 012345, 3: 01, 9: 0"),
+        ({9: "0"}, 1, (2, 1), "1: 012345, 3: 01, 9: 01"),
+        ({3: "01", 9: "2"}, 3, (4, 1), "1: 012345, 3: 0123, 9: 23"),
+        ({1: "01234", 9: "5"}, None, None, "1: 012345, 3: 5, 9: 5"),
     ],
 )
 def test_where_all_that_went_on_diverge_the_next_of_the_rung_before_go_on(out, best, runner_up, trained):
+    """`out`: epochs of a rung -> numbers of those that diverge then; `trained`: whose turn it was."""
     ours, seen = Search.__new__(Search), {}
     ours.asked, ours.losses, ours.problems = SearchParams(), {}, {}
     ours.trials = [SimpleNamespace(name=f"trial-{index}") for index in range(ours.asked.trials)]
 
     def train(trials, epochs):
         numbers = [ours.trials.index(trial) for trial in trials]
-        seen.setdefault(epochs, []).extend(numbers)
-        ours.problems |= {f"trial-{index}": "diverged" for index in numbers if index in out.get(epochs, ())}
+        seen[epochs] = seen.get(epochs, "") + "".join(map(str, numbers))
+        ours.problems |= {f"trial-{index}": "diverged" for index in numbers if str(index) in out.get(epochs, "")}
         return {trial.name: float(trial.name[6:]) for trial in trials if trial.name not in ours.problems}
 
     ours.train, ours.track = train, lambda: None
     with nullcontext() if best is not None else pytest.raises(DivergedError, match="all trials diverged by epoch 9"):
         ours.climb()
-    assert seen == trained
+    assert ", ".join(f"{epochs}: {numbers}" for epochs, numbers in seen.items()) == trained
     if best is not None:
         assert (ours.best, ours.find_runner_up()) == (best, runner_up)
 
 
-@pytest.fixture
-def groups(tmp_path, monkeypatch):
-    """The cells of every params.yaml that trials are evaluated with."""
-    groups = []
+@pytest.mark.parametrize(
+    ("number", "bad", "code", "sizes"),
+    [
+        (MAX_CELLS + 2, [], ExitCode.DIVERGED, [MAX_CELLS, 2]),
+        (
+            MAX_CELLS + 2, ["trial-1", "trial-11", f"trial-{MAX_CELLS + 1}"], ExitCode.DIVERGED,
+            [MAX_CELLS, MAX_CELLS - 1, MAX_CELLS - 2, 2, 1],
+        ),
+        (1, ["trial-0"], ExitCode.DIVERGED, [1]),
+        # What is not a trial's own divergence puts none out.
+        (2, ["base"], ExitCode.DIVERGED, None),
+        (2, ["trial-0"], ExitCode.DATA, None),
+    ],
+)  # fmt: skip
+def test_all_trials_are_evaluated_in_groups_and_those_without_a_finite_loss_are_out(
+    number, bad, code, sizes, tmp_path, monkeypatch
+):
+    losses, groups = {f"trial-{index}": index / 100 for index in range(number)}, []
 
     def keep(folder, raw, snapshot, *, without):
         groups.append(list(Params.model_validate(raw).cells))
         return {}
 
-    monkeypatch.setattr(search, "_EVALUATING", tmp_path)
-    monkeypatch.setattr(search, "write_inputs", keep)
-    monkeypatch.setattr(search, "link_folder", lambda *_: None)
-    return groups
-
-
-@pytest.mark.parametrize(
-    ("number", "diverged", "sizes"),
-    [
-        (MAX_CELLS + 2, [], [MAX_CELLS, 2]),
-        (MAX_CELLS + 2, [1, 11, MAX_CELLS + 1], [MAX_CELLS, MAX_CELLS - 1, MAX_CELLS - 2, 2, 1]),
-        (1, [0], [1]),
-    ],
-)
-def test_all_trials_are_evaluated_in_groups_and_those_without_a_finite_loss_are_out(
-    groups, monkeypatch, number, diverged, sizes
-):
-    losses = {"base": 9.0, **{f"trial-{index}": index / 100 for index in range(number)}}
-    bad = [f"trial-{index}" for index in diverged]
-
     def evaluate(*_, command):
-        for cell in groups[-1]:
-            if cell in bad:
-                raise StageFailed(f"evaluate: {cell}: loss on the held-out rows is nan", ExitCode.DIVERGED)
+        for model in ("base", *groups[-1]):
+            if model in bad:
+                raise StageFailed(f"evaluate: {model}: loss on the held-out rows is nan", code)
 
-    of_all = SimpleNamespace(models={name: SimpleNamespace(loss=loss) for name, loss in losses.items()})
-    monkeypatch.setattr(search, "_run_stages", evaluate)
-    monkeypatch.setattr(search.EvaluationFile, "read", lambda _: of_all)
+    of_all = {name: SimpleNamespace(loss=loss) for name, loss in {"base": 9.0, **losses}.items()}
+    others = {"_EVALUATING": tmp_path, "write_inputs": keep, "link_folder": lambda *_: None, "_run_stages": evaluate}
+    for name, other in others.items():
+        monkeypatch.setattr(search, name, other)
+    monkeypatch.setattr(search.EvaluationFile, "read", lambda _: SimpleNamespace(models=of_all))
     ours = Search.__new__(Search)
     ours.raw, ours.cell, ours.problems = read_strict_yaml(Path("presets/embedded-search.yaml")), "1proc", {}
-    planned = [SimpleNamespace(name=f"trial-{index}", locate_run=str) for index in range(number)]
-    wanted = {trial.name: losses[trial.name] for trial in planned if trial.name not in bad}
-    assert ours._evaluate(planned, 1) == wanted
-    assert [len(group) for group in groups] == sizes
-    assert {name: said.split(":")[1].strip() for name, said in ours.problems.items()} == {name: name for name in bad}
-
-
-@pytest.mark.parametrize(("whose", "code"), [("base", ExitCode.DIVERGED), ("trial-0", ExitCode.DATA)])
-def test_no_trial_is_out_for_what_is_not_its_own_divergence(groups, monkeypatch, whose, code):
-    def fail(*_, command):
-        raise StageFailed(f"evaluate: {whose}: loss on the held-out rows is nan", code)
-
-    monkeypatch.setattr(search, "_run_stages", fail)
-    ours = Search.__new__(Search)
-    ours.raw, ours.cell, ours.problems = read_strict_yaml(Path("presets/embedded-search.yaml")), "1proc", {}
-    with pytest.raises(StageFailed):
-        ours._evaluate([SimpleNamespace(name=f"trial-{index}", locate_run=str) for index in range(2)], 1)
-    assert ours.problems == {}
+    planned = [SimpleNamespace(name=name, locate_run=str) for name in losses]
+    with nullcontext() if sizes else pytest.raises(StageFailed):
+        assert ours._evaluate(planned, 1) == {name: loss for name, loss in losses.items() if name not in bad}
+    assert sizes is None or [len(group) for group in groups] == sizes
+    assert [name for name, said in ours.problems.items() if f" {name}: " in said] == (bad if sizes else [])
+    assert len(ours.problems) == (len(bad) if sizes else 0)

@@ -2,30 +2,21 @@
 
 import contextlib
 import sqlite3
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from werkzeug.wrappers import Response
 
 from flows.server import _set_damaged_aside, is_reachable
 from tasks.process.failure import ResourceError
+from tests.loopback import Loopback
 
 
 @pytest.mark.parametrize(("status", "answers"), [(200, True), (401, True), (403, True), (502, False)])
 def test_one_that_asks_who_is_there_answers_and_a_proxy_in_front_of_none_does_not(status, answers):
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(status)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert is_reachable(f"http://127.0.0.1:{server.server_port}/api") is answers
-        server.shutdown()
-    assert not is_reachable(f"http://127.0.0.1:{server.server_port}/api")
+    server = Loopback(Response(status=status))
+    assert is_reachable(f"{server.url}/api") is answers
+    server.close()
+    assert not is_reachable(f"{server.url}/api")
 
 
 def test_a_database_on_a_full_disk_is_not_taken_for_a_damaged_one(small_disk):

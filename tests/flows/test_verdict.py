@@ -1,27 +1,24 @@
 """The verdict on the terminal holds what results.json says of each cell, withheld ones without a figure."""
 
+import json
+
 import pytest
 
 from flows.__main__ import print_verdict
 
-
-def _cell(name, state, **others):
-    found = {"speed": None, "speedup": None, "is_baseline": False, **others}
-    return {"cell": name, "seconds_per_epoch": 20.0, "standing": {"state": state}, **found}
-
-
-RESULTS = {
-    "verdict": "2proc trains 1.58x as fast as 1proc.",
-    "cells": [
-        _cell("1proc", "proven", is_baseline=True),
-        _cell(
-            "2proc", "proven",
-            speedup={"value": 1.58, "low": 1.0002, "high": 1.8, "parallel_efficiency": {"value": 0.79}},
-        ),
-        _cell("3proc", "not measured"),
-        _cell("4proc", "withheld"),
-    ],
-}  # fmt: skip
+RESULTS = json.loads("""{
+  "verdict": "2proc trains 1.58x as fast as 1proc.",
+  "cells": [
+    {"cell": "1proc", "seconds_per_epoch": 20.0, "speed": null, "speedup": null, "is_baseline": true,
+     "standing": {"state": "proven"}},
+    {"cell": "2proc", "seconds_per_epoch": 20.0, "speed": null, "is_baseline": false, "standing": {"state": "proven"},
+     "speedup": {"value": 1.58, "low": 1.0002, "high": 1.8, "parallel_efficiency": {"value": 0.79}}},
+    {"cell": "3proc", "seconds_per_epoch": 20.0, "speed": null, "speedup": null, "is_baseline": false,
+     "standing": {"state": "not measured"}},
+    {"cell": "4proc", "seconds_per_epoch": 20.0, "speed": null, "speedup": null, "is_baseline": false,
+     "standing": {"state": "withheld"}}
+  ]
+}""")
 
 
 @pytest.mark.parametrize("width", [60, 100])

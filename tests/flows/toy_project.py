@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 
 PROJECT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+_CELLS = "{1proc: {strategy: single, world_size: 1}, 2proc: {strategy: ddp, world_size: 2}}"
 
 
 @dataclass(frozen=True)
@@ -28,40 +29,39 @@ class ToyProject:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
         return {**clean, "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]]), **extra}
 
+    def run(self, *words, **extra):
+        """Run a program of the environment here to its end."""
+        return subprocess.run(
+            words, cwd=self.folder, env=self.environment(**extra), capture_output=True, text=True, timeout=300
+        )
+
     def flow(self, **extra):
         """Run `python -m flows` to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "flows"],
-            cwd=self.folder,
-            env=self.environment(**extra),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        return self.run("python", "-m", "flows", **extra)
+
+    def repro(self, *targets):
+        """Bring these stages up to date without a flow, by default all."""
+        ran = self.run("python", "-m", "dvc", "repro", "--quiet", *targets)
+        assert ran.returncode == 0, ran.stderr
 
     @contextlib.contextmanager
     def running(self, module, **extra):
         """Start `python -m MODULE`; its output goes to `output.txt`; whatever of it is left in the end is killed."""
         with (self.folder / "output.txt").open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", module],
-                cwd=self.folder,
-                env=self.environment(**extra),
-                stdout=output,
+                [sys.executable, "-m", module], cwd=self.folder, env=self.environment(**extra), stdout=output,
                 stderr=output,
-                text=True,
-            )
+            )  # fmt: skip
         started = []
         try:
             yield process
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
                 started = psutil.Process(process.pid).children(recursive=True)
-            process.kill()
-            process.wait()
-            for left in started:
+            for left in (process, *started):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     left.kill()
+            process.wait()
 
     def output(self):
         """Return what the process of `running` has written so far."""
@@ -87,8 +87,8 @@ class ToyProject:
         path.write_text(text.replace(old, new))
 
 
-def make_toy_project(folder, *, database=None):
-    """Write the toy project into a new folder, a DVC and git repository; a server of it begins with this database."""
+def make_toy_project(folder):
+    """Write the toy project into a new folder, a DVC and git repository."""
     shutil.copytree(Path(__file__).parent / "toy", folder)
     # Under its own name DVC would take it for a part of the project around it.
     (folder / "pipeline.yaml").rename(folder / "dvc.yaml")
@@ -98,21 +98,15 @@ def make_toy_project(folder, *, database=None):
     (folder / "flows").symlink_to(PROJECT / "flows")
     (folder / ".dvcignore").write_text("flows\n.prefect\n.work\n")
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
-    _set_params(folder / "params.yaml")
-    toy = ToyProject(folder)
-    if database is not None:
-        toy.give_database(database)
-    toy.change("prefect.toml", "4200", str(free_port()))
-    return toy
-
-
-def _set_params(file):
-    """Fix what the tests change, whatever comparison is the active one."""
-    yaml = YAML()
+    # What the tests change, whatever comparison is the active one.
+    yaml, file = YAML(), folder / "params.yaml"
     params = yaml.load(file)
     params["train"].update(epochs=1, seed=1)
-    params["cells"] = {"1proc": {"strategy": "single", "world_size": 1}, "2proc": {"strategy": "ddp", "world_size": 2}}
+    params["cells"] = YAML(typ="safe").load(_CELLS)
     yaml.dump(params, file)
+    toy = ToyProject(folder)
+    toy.change("prefect.toml", "4200", str(free_port()))
+    return toy
 
 
 def free_port():
@@ -131,12 +125,9 @@ def wait_for(is_so, *, seconds, what):
 
 def living(processes):
     """Return those that still run; one that has ended and that init has not collected yet does not."""
-    return [process for process in processes if _lives(process)]
-
-
-def _lives(process):
-    try:
-        one = psutil.Process(process) if isinstance(process, int) else process
-        return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one = psutil.Process(process) if isinstance(process, int) else process
+            found += [process] * (one.is_running() and one.status() != psutil.STATUS_ZOMBIE)
+    return found

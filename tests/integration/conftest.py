@@ -19,14 +19,17 @@ from training.process.files import write_json
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, project, warm):
-    """A workspace in which the flow has run from nothing to the end, with its output in `first-run.log`.
+    """A workspace in which the flow has run to the end, from nothing but Prefect's tables; its output: `first-run.log`.
 
     It ran with secrets in its environment (tests/canaries.py); command lines that held one are in command-lines.txt,
     and listeners.json says what its processes listened on. Nobody changes it.
     """
+    database = _make_database(tmp_path_factory, project)
 
     def make(folder):
         workspace = Workspace.create(folder / "project", project=project, changes=SMALL, programs=warm)
+        (workspace.folder / ".prefect").mkdir(mode=0o700)
+        shutil.copy(database, workspace.folder / ".prefect")
         mark = new_mark()
         with CommandLines() as command_lines, Listeners(mark) as listeners:
             (workspace.folder / "first-run.log").write_text(workspace.flow(**SECRETS, **mark))
@@ -39,7 +42,10 @@ def finished(tmp_path_factory, project, warm):
 @pytest.fixture(scope="session")
 def prefect_database(tmp_path_factory, project):
     """A database of Prefect with nothing but its tables: making them takes longer than all else of a server's start."""
+    return _make_database(tmp_path_factory, project)
 
+
+def _make_database(tmp_path_factory, project):
     def make(folder):
         environment = {**os.environ, "PREFECT_HOME": str(folder), "PREFECT_PLUGINS_ENABLED": "false"}
         subprocess.run([sys.executable, "-c", _MAKE_TABLES], cwd=project, env=environment, check=True, timeout=300)

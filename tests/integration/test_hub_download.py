@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.hub_server import HubServer
 
@@ -80,7 +81,7 @@ def reader(tmp_path):
         assert hub.unknown == []
 
 
-def test_a_model_arrives_as_real_files_without_pickles_and_code_and_then_works_offline(reader):
+def test_a_model_arrives_without_pickles_and_code_then_works_offline_and_a_bit_that_flips_in_the_cache_is_seen(reader):
     ended = reader.fetch()
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == reader.hub.repos["model", "owner/model"].head
@@ -93,39 +94,48 @@ def test_a_model_arrives_as_real_files_without_pickles_and_code_and_then_works_o
     assert (again.returncode, again.stdout) == (0, ended.stdout), again.stderr
     assert reader.hub.requests == []
 
+    (weights,) = (reader.folder / "cache").rglob("snapshots/*/model.safetensors")
+    (reader.folder / "model" / "model.safetensors").unlink()
+    weights.resolve().write_bytes(b"W" + TAKEN["model.safetensors"][1:])
+    flipped = reader.fetch(HF_HUB_OFFLINE="1")
+    assert flipped.returncode == 3
+    assert "model.safetensors is not what the Hub states" in flipped.stderr
 
-_CANNOT = {
-    "another model": (
-        {"repo_id": "owner/other"}, [], 3,
-        "model owner/other at main: not found on the Hub, or private; check the spelling",
-    ),
-    "another revision": (
-        {"revision": "v9"}, [], 3, "model owner/model at v9: no such revision; allowed: a branch, tag or commit"
-    ),
-    "no id": ({"repo_id": "a/b/c"}, [], 3, "model a/b/c at main: no Hub id; allowed: OWNER/NAME"),
-    "no network": (
-        {"program": IN_HASTE + FETCH}, ["drop", "."], 4,
-        "the Hub could not be reached (RemoteProtocolError, 4 tries); check the network",
-    ),
-    "offline": ({"HF_HUB_OFFLINE": "1"}, [], 4, "HF_HUB_OFFLINE is set, and the local cache is not enough; unset it"),
-    "portal": ({}, ["portal", "."], 4, "127.0.0.1: a web page answers where data was asked for"),
-    "login": ({}, ["login", "(GET|HEAD) .*/resolve/"], 4, "127.0.0.1: a web page answers where data was asked for"),
-    "an hour": (
-        {}, ["wait", "GET /api/"], 4, "HTTP 429, and it asks to wait 3,600 s; allowed: 90 s in all; run again then"
-    ),
-}  # fmt: skip
+
+_CANNOT = YAML(typ="safe", pure=True).load("""
+another model:
+  asked: {repo_id: owner/other}
+  code: 3
+  said: "model owner/other at main: not found on the Hub, or private; check the spelling"
+another revision:
+  {asked: {revision: v9}, code: 3, said: "model owner/model at v9: no such revision; allowed: a branch, tag or commit"}
+no id:
+  {asked: {repo_id: a/b/c}, code: 3, said: "model a/b/c at main: no Hub id; allowed: OWNER/NAME"}
+no network:
+  {fault: [drop, .], code: 4, said: "the Hub could not be reached (RemoteProtocolError, 4 tries); check the network"}
+offline:
+  {asked: {HF_HUB_OFFLINE: "1"}, code: 4, said: "HF_HUB_OFFLINE is set, and the local cache is not enough; unset it"}
+portal:
+  {fault: [portal, .], code: 4, said: "127.0.0.1: a web page answers where data was asked for"}
+login:
+  {fault: [login, "(GET|HEAD) .*/resolve/"], code: 4, said: "127.0.0.1: a web page answers where data was asked for"}
+an hour:
+  fault: [wait, GET /api/]
+  code: 4
+  said: "HTTP 429, and it asks to wait 3,600 s; allowed: 90 s in all; run again then"
+""")
 
 
 @pytest.mark.parametrize("case", _CANNOT)
 def test_what_cannot_be_had_ends_in_one_line_and_bounded_tries_and_leaves_nothing(reader, case):
-    asked, fault, exit_code, said = _CANNOT[case]
-    if fault:
-        reader.hub.fail(*fault, times=1000, seconds=3600)
-    ended = reader.fetch(**asked)
-    assert ended.returncode == exit_code, ended.stderr
-    assert said in ended.stderr.splitlines()[-1]
+    wanted = _CANNOT[case]
+    if "fault" in wanted:
+        reader.hub.fail(*wanted["fault"], times=1000, seconds=3600)
+    ended = reader.fetch(program=IN_HASTE + FETCH, **wanted.get("asked", {}))
+    assert ended.returncode == wanted["code"], ended.stderr
+    assert wanted["said"] in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
-    assert exit_code == 4 or len(ended.stderr.splitlines()) == 1
+    assert wanted["code"] == 4 or len(ended.stderr.splitlines()) == 1
     assert not (reader.folder / "model").exists()
     assert case != "an hour" or len(reader.hub.requests) < 3
 
@@ -151,13 +161,3 @@ def test_a_flipped_bit_is_refused_not_kept_and_fetched_anew_by_the_next_run(read
     again = reader.fetch()
     assert again.returncode == 0, again.stderr
     assert reader.found == TAKEN
-
-
-def test_a_bit_that_flips_in_the_cache_is_seen_offline_too(reader):
-    assert reader.fetch().returncode == 0
-    (weights,) = (reader.folder / "cache").rglob("snapshots/*/model.safetensors")
-    (reader.folder / "model" / "model.safetensors").unlink()
-    weights.resolve().write_bytes(b"W" + TAKEN["model.safetensors"][1:])
-    ended = reader.fetch(HF_HUB_OFFLINE="1")
-    assert ended.returncode == 3
-    assert "model.safetensors is not what the Hub states" in ended.stderr

@@ -10,6 +10,7 @@ import pytest
 from tests.canaries import SECRETS, CommandLines, files_with_a_secret
 from tests.finished_comparison import make_finished_comparison, read_json
 from tests.hub_server import HubServer
+from tests.warm.environment import warm_environment
 from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
@@ -17,9 +18,10 @@ pytestmark = pytest.mark.slow
 TOKEN = SECRETS["HF_TOKEN"]
 OTHER = "hf_otherOtherOtherOtherOtherOther02"
 STAGE = (
-    "-m tasks.upload --base-model data/base_model --runs data/runs --reports reports --staged reports/hub "
-    "--receipt data/upload.json"
+    "python -m tasks.upload --base-model data/base_model --runs data/runs --reports reports --staged reports/hub "
+    "--receipt data/upload.json --inputs data/fingerprint/stages/upload.json"
 )
+MODULES = ["safetensors.torch", "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2"]
 IN_HASTE = """
 from tasks.services import hub_calls
 hub_calls.WAITS_SECONDS = (0.1, 0.1, 0.1)
@@ -55,16 +57,12 @@ class Publisher:
 
     folder: Path
     hub: HubServer
-    project: Path
 
     def write(self, files):
         for name, content in files.items():
             file = self.folder / "published" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
-
-    def start(self, program=PUBLISH, *, token=TOKEN):
-        return self.hub.start(self.folder, ["-c", program], token=token)
 
     def run(self, program=PUBLISH, *, token=TOKEN):
         ended = self.hub.run(self.folder, ["-c", program], token=token)
@@ -82,22 +80,29 @@ class Publisher:
 
 
 @pytest.fixture
-def publisher(tmp_path, project):
+def publisher(tmp_path):
     with HubServer(tokens=(TOKEN,)) as hub:
-        found = Publisher(tmp_path, hub, project)
-        yield found
+        yield Publisher(tmp_path, hub)
         assert hub.unknown == []
 
 
 BRANCHES = ("0-8-epoch-1", "8-16-epoch-1")
 
 
-def test_stage_is_done_only_once_published_with_a_branch_for_each_epoch_and_a_second_run_sends_nothing(publisher):
-    work, hub = Workspace.create(publisher.folder / "work", project=publisher.project, changes={}), publisher.hub
+@pytest.fixture
+def programs(publisher):
+    """Programs that start at once; libraries look where the Hub is when they are imported."""
+    with warm_environment(publisher.hub.environment(cache=publisher.folder / "cache"), modules=MODULES) as programs:
+        yield programs
+
+
+def test_stage_is_done_only_once_published_with_a_branch_for_each_epoch_and_a_second_run_sends_nothing(
+    publisher, programs, project
+):
+    hub, without_token = publisher.hub, publisher.hub.environment(cache=publisher.folder / "cache")
+    work = Workspace.create(publisher.folder / "work", project=project, changes={}, programs=programs)
     make_finished_comparison(work.folder, repo_id="owner/tiny, revisions: per_epoch")
-    work.repro("--single-item", "fingerprint")
-    without_token = hub.environment(cache=publisher.folder / "cache")
-    refused = work.repro("--single-item", "upload", ok=False, **without_token)
+    refused = work.repro("--single-item", "fingerprint", "upload", ok=False, **without_token)
     assert refused.returncode != 0
     assert "there is no token; set HF_TOKEN" in refused.stdout
     assert (work.folder / "reports/index.html").is_file()
@@ -125,63 +130,31 @@ def test_stage_is_done_only_once_published_with_a_branch_for_each_epoch_and_a_se
         weights.append(files["model.safetensors"].sha256)
     assert weights[1] != weights[2] == weights[0], "the last epoch's are the final weights"
     receipt = read_json(work.folder / "data/upload.json")
-    assert receipt == {
-        "file_version": 1,
-        "status": "published",
-        "repo_id": "owner/tiny",
-        "commit": repo.head,
-        "url": f"{hub.url}/owner/tiny/tree/{repo.head}",
-        "cell": "2proc",
-        "num_files": receipt["num_files"],
-        "revisions": {branch: repo.branches[branch][-1][0] for branch in BRANCHES},
-    }
+    assert (receipt["status"], receipt["cell"], receipt["commit"]) == ("published", "2proc", repo.head)
+    assert receipt["url"] == f"{hub.url}/owner/tiny/tree/{repo.head}"
+    assert receipt["revisions"] == {branch: repo.branches[branch][-1][0] for branch in BRANCHES}
 
-    assert "didn't change" in work.repro("--single-item", "upload", **without_token).stdout
     hub.requests.clear()
-    arguments = (*STAGE.split(), "--inputs=data/fingerprint/stages/upload.json")
-    said += work.run("python", *arguments, **{**without_token, "HF_TOKEN": TOKEN}).stdout
+    said += work.run(*STAGE.split(), **{**without_token, "HF_TOKEN": TOKEN}).stdout
     assert said.count("nothing changed, nothing sent") == 3
     assert hub.count("PUT|commit/|preupload") == 0
     assert read_json(work.folder / "data/upload.json") == receipt
     # Of what was sent before that failed nobody knows.
-    refused = work.run("python", *arguments, ok=False, **{**without_token, "HF_TOKEN": OTHER})
+    refused = work.run(*STAGE.split(), ok=False, **{**without_token, "HF_TOKEN": OTHER})
     assert (refused.returncode, (work.folder / "data/upload.json").exists()) == (2, False)
     assert TOKEN not in said
     assert files_with_a_secret(publisher.folder) == []
 
 
-def test_one_changed_file_is_sent_alone_and_a_dropped_one_is_removed(publisher):
+def test_publishing_converges_in_one_commit_through_faults(publisher):
     publisher.write(FILES)
-    assert publisher.run().stdout.startswith("5 ")
-    publisher.repo.apply(b'{"key": "header", "value": {"summary": "by hand"}}\n'
-                         b'{"key": "file", "value": {"path": "LICENSE", "content": "TUlU"}}')  # fmt: skip
-    publisher.write({"checkpoints/a.pt": b"another first"})
-    (publisher.folder / "published/checkpoints/b.pt").unlink()
-    publisher.hub.requests.clear()
-    ended = publisher.run()
-    assert ended.stdout == f"2 {publisher.repo.head}\n", ended.stderr  # the checkpoint and the manifest
-    assert publisher.hub.count("PUT") == 1
-    assert publisher.hub.count(COMMIT) == 1
-    assert publisher.repo.files["LICENSE"].content == b"MIT"
-    del publisher.repo.files["LICENSE"]
-    publisher.requires_equal()
-
-
-@pytest.mark.parametrize(
-    "faults",
-    [
-        [("500", "POST /api/repos/create"), ("drop", "PUT"), ("lose answer", COMMIT)],
-        [("503", "PUT"), ("429", "preupload"), ("truncate", "GET .*/tree/")],
-        [("drop", COMMIT), ("lose answer", "PUT"), ("500", "objects/batch")],
-    ],
-)
-def test_publishing_converges_in_one_commit_through(publisher, faults):
-    publisher.write(FILES)
-    for kind, pattern in faults:
-        publisher.hub.fail(kind, pattern)
-    ended = publisher.run()
+    for pattern in ("POST /api/repos/create", "objects/batch"):
+        publisher.hub.fail("500", pattern)
+    for pattern in ("PUT", COMMIT):
+        publisher.hub.fail("lose answer", pattern)
+    ended = publisher.run(IN_HASTE + PUBLISH)
     assert ended.returncode == 0, ended.stderr
-    assert [fault.times for fault in publisher.hub.faults] == [0] * len(faults)
+    assert {fault.times for fault in publisher.hub.faults} == {0}
     assert [message for _, message, _ in publisher.repo.commits] == ["initial commit", "publish"]
     publisher.requires_equal()
     assert ended.stdout == f"5 {publisher.repo.head}\n"
@@ -189,9 +162,10 @@ def test_publishing_converges_in_one_commit_through(publisher, faults):
 
 def test_killed_in_mid_upload_nothing_is_visible_and_the_next_run_sends_what_is_missing(publisher):
     publisher.write(FILES)
-    process = publisher.start()
-    publisher.hub.fail("500", "PUT .*/" + _sha256(b"second"), times=1000)
-    while publisher.hub.count("PUT .*/" + _sha256(b"second")) == 0 or len(publisher.repo.lfs_objects) < 2:
+    second = "PUT .*/" + hashlib.sha256(b"second").hexdigest()
+    publisher.hub.fail("500", second, times=1000)
+    process = publisher.hub.start(publisher.folder, ["-c", PUBLISH], token=TOKEN)
+    while publisher.hub.count(second) == 0 or len(publisher.repo.lfs_objects) < 2:
         assert process.poll() is None
         time.sleep(0.02)
     process.kill()
@@ -205,46 +179,48 @@ def test_killed_in_mid_upload_nothing_is_visible_and_the_next_run_sends_what_is_
     publisher.requires_equal()
 
 
-@pytest.mark.parametrize(("kind", "said"), [("503", "HTTP 503"), ("stall", "TimeoutError")])
-def test_hub_down_or_silent_ends_with_upload_pending_and_exit_code_4_in_bounded_tries(kind, said, publisher):
-    publisher.write(FILES)
-    publisher.hub.fail(kind, ".", times=1000)
-    ended = publisher.run(IN_HASTE + "hub_calls._LIMITS_SECONDS['read'] = 0.2" + PUBLISH)
-    assert ended.returncode == 4
-    assert ended.stderr.splitlines()[-1].startswith("upload: upload pending: owner/tiny: the Hub could not be reached")
-    assert f"({said}, 4 tries)" in ended.stderr
-    assert publisher.hub.count("POST /api/repos/create") == 4
-
-
 @pytest.mark.parametrize(
-    ("token", "faults", "code", "said"),
+    ("token", "kind", "pattern", "code", "said"),
     [
-        (OTHER, [], 2, "HTTP 401: Invalid credentials in Authorization header"),
-        (TOKEN, [("403", COMMIT)], 2, "HTTP 403: injected"),
-        (TOKEN, [("400", COMMIT)], 4, "HTTP 400: injected; change"),
+        (TOKEN, "503", ".", 4, "pending: owner/tiny: the Hub could not be reached (HTTP 503, 4 tries)"),
+        (TOKEN, "stall", ".", 4, "pending: owner/tiny: the Hub could not be reached (TimeoutError, 4 tries)"),
+        (TOKEN, "403", COMMIT, 2, "HTTP 403: injected"),
+        (TOKEN, "400", COMMIT, 4, "HTTP 400: injected; change"),
+        (OTHER, "503", "nothing", 2, "HTTP 401: Invalid credentials in Authorization header"),
     ],
 )
-def test_what_the_hub_refuses_ends_in_one_line_with_its_own_reason(token, faults, code, said, publisher):
+def test_a_hub_that_is_down_silent_or_refuses_ends_in_one_line_and_bounded_tries(
+    token, kind, pattern, code, said, publisher
+):
     publisher.write(FILES)
-    for kind, pattern in faults:
-        publisher.hub.fail(kind, pattern)
-    ended = publisher.run(token=token)
+    publisher.hub.fail(kind, pattern, times=1000)
+    haste = IN_HASTE + "hub_calls._LIMITS_SECONDS['read'] = 0.2" * (kind == "stall")
+    ended = publisher.run(haste + PUBLISH, token=token)
     assert (ended.returncode, said in ended.stderr.splitlines()[-1]) == (code, True), ended.stderr
     assert "hf_other" not in ended.stderr
+    assert pattern != "." or publisher.hub.count("POST /api/repos/create") == 4
 
 
-def test_nothing_is_sent_to_a_public_repository_unless_params_say_so(publisher):
+def test_nothing_is_sent_to_a_public_repository_unless_params_say_so_and_then_what_changed_alone(publisher):
     publisher.write(FILES)
     publisher.hub.add_repo("model", "owner/tiny")
     ended = publisher.run()
     assert (ended.returncode, publisher.hub.count("PUT|commit/|preupload|branch/")) == (2, 0), ended.stderr
     assert "upload.private: false" in ended.stderr.splitlines()[-1]
-    assert publisher.run(PUBLISH.replace("is_private=True", "is_private=False")).stdout.startswith("5 ")
+    in_public = PUBLISH.replace("is_private=True", "is_private=False")
+    assert publisher.run(in_public).stdout.startswith("5 ")
     publisher.requires_equal()
 
-
-def _sha256(content):
-    return hashlib.sha256(content).hexdigest()
+    publisher.repo.apply(b'{"key": "header", "value": {"summary": "by hand"}}\n'
+                         b'{"key": "file", "value": {"path": "LICENSE", "content": "TUlU"}}')  # fmt: skip
+    publisher.write({"checkpoints/a.pt": b"another first"})
+    (publisher.folder / "published/checkpoints/b.pt").unlink()
+    publisher.hub.requests.clear()
+    ended = publisher.run(in_public)
+    assert ended.stdout == f"2 {publisher.repo.head}\n", ended.stderr  # the checkpoint and the manifest
+    assert (publisher.hub.count("PUT"), publisher.hub.count(COMMIT)) == (1, 1)
+    assert publisher.repo.files.pop("LICENSE").content == b"MIT"
+    publisher.requires_equal()
 
 
 def _read(folder):

@@ -9,18 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.workspace import SMALL, Workspace
 
 PRESET = Path("presets/qwen2-arxiv-t4.yaml")
-SHRUNK = {
-    "model": {"source": "builtin:tiny-qwen2", "name": "tiny"},
-    "dataset": {"source": "builtin:docstrings"},
-    "measure": {"speed": False},
-    "train.precision": "fp32",
-    "train.threads_per_rank": 1,
-    **{key: value for key, value in SMALL.items() if key.startswith(("train.", "ranges", "heldout"))},
-}
+SHRUNK = YAML(typ="safe", pure=True).load("""
+model: {source: "builtin:tiny-qwen2", name: tiny}
+dataset: {source: "builtin:docstrings"}
+measure: {speed: false}
+train.precision: fp32
+train.threads_per_rank: 1
+""")
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ def test_the_cells_of_the_notebook_run_one_after_another(tmp_path, project, warm
     (place.folder / ".venv").symlink_to(warm.parent)
     params = (place.folder / "params.yaml").rename(place.folder / "before.yaml")
     shutil.copy(project / PRESET, place.folder / "params.yaml")
-    place.change(SHRUNK)
+    place.change({key: SMALL[key] for key in SMALL if key.startswith(("train.", "ranges", "heldout"))} | SHRUNK)
     (place.folder / "params.yaml").rename(place.folder / PRESET)
     params.rename(place.folder / "params.yaml")
     cells = json.loads((project / PRESET).with_suffix(".ipynb").read_text())["cells"]
@@ -44,9 +44,8 @@ def test_the_cells_of_the_notebook_run_one_after_another(tmp_path, project, warm
     assert "2gpu fits." in said[1]
     assert re.search(r"with train.keep last: a checkpoint of 0\.0\d GiB, after 2 segments of each cell", said[1])
     assert said[2].rstrip().endswith("Report: reports/index.html")
-    for cell in ("1gpu", "2gpu"):
-        kept = [file.parent.name for file in (place.folder / "data" / "runs" / cell).rglob("*.pt")]
-        assert kept == ["64-128-epoch-1"] * 2
+    kept = [file.parent.name for file in (place.folder / "data/runs").rglob("*.pt")]
+    assert kept == ["64-128-epoch-1"] * 4
     shown = []
     display = SimpleNamespace(IFrame=lambda source, **_: shown.append(source))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))

@@ -2,9 +2,9 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from flows.server import _set_damaged_aside, find_or_start
+from tests.canaries import SECRETS, WORD, files_with_a_secret
 from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
 from tests.integration.prefect_api import Api
 from tests.integration.test_cache import STAGES
@@ -20,10 +21,11 @@ from tests.processes import left_of, new_mark, none_left_of
 pytestmark = pytest.mark.slow
 
 
-@contextlib.contextmanager
-def server_of(toy):
-    """A temporary server on the project's own database, as `python -m flows` starts one for itself."""
-    before, folder = dict(os.environ), Path.cwd()
+@pytest.fixture(scope="module")
+def api(tmp_path_factory, prefect_database):
+    """A temporary server on a project's own database, as `python -m flows` starts one for itself."""
+    toy, before, folder = make_toy_project(tmp_path_factory.mktemp("server") / "toy"), dict(os.environ), Path.cwd()
+    toy.give_database(prefect_database)
     try:
         for name in [name for name in os.environ if name.startswith("PREFECT_")]:
             del os.environ[name]
@@ -39,13 +41,6 @@ def server_of(toy):
         yield api
     finally:
         server.end()
-
-
-@pytest.fixture(scope="module")
-def api(tmp_path_factory, prefect_database):
-    """One server for the module."""
-    with server_of(make_toy_project(tmp_path_factory.mktemp("server") / "toy", database=prefect_database)) as api:
-        yield api
 
 
 @pytest.fixture(scope="module")
@@ -83,43 +78,32 @@ def test_first_run_runs_every_stage_and_the_second_none_but_leaves_the_report_as
     assert report["description"].endswith(f"{finished.folder}/reports/index.html")
 
 
-def test_failing_stage_gives_its_exit_code_and_its_one_line(finished, api):
-    line = "slice: rows of the toy: got 3; allowed: 4"
+def test_failing_stage_gives_its_exit_code_and_its_one_line_without_the_secret_that_it_said(finished, api):
     finished.change("dvc.yaml", "data/slices.txt sliced", "data/slices.txt sliced again")
     try:
-        ran, states = _flow(finished, api, TOY_FAILS="slice:3")
+        ran, states = _flow(finished, api, TOY_FAILS="slice:3", HF_TOKEN=SECRETS["HF_TOKEN"])
     finally:
         finished.change("dvc.yaml", "data/slices.txt sliced again", "data/slices.txt sliced")
+    line = "slice: rows of the toy: got hf_***; allowed: 4"
     assert (ran.returncode, ran.stdout, ran.stderr.splitlines()[-1]) == (3, "", line)
     assert "Traceback" not in ran.stderr
     assert states["slice"] == "Failed"
     assert "evaluate" not in states
     run = api.last_flow_run()
     assert (run["state_type"], run["state"]["message"]) == ("FAILED", line)
-
-
-def _list_imports(toy, **extra):
-    """Run the flow; return how it ended, without what is said of imports, and the packages that it imported."""
-    ran = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "flows"],
-        cwd=toy.folder, env=toy.environment(**extra), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    imports, said = [], []
-    for line in ran.stderr.splitlines():
-        (imports if line.startswith("import time:") else said).append(line)
-    ran.stderr = "\n".join(said)
-    return ran, {line.rpartition("|")[2].strip().partition(".")[0] for line in imports}
+    said = [one["message"] for one in api.ask("logs/filter", logs={"flow_run_id": {"any_": [run["id"]]}})]
+    assert line in said
+    assert not [message for message in said if WORD in message]
+    assert files_with_a_secret(finished.folder) == []
 
 
 def test_reruns_of_what_is_cached_start_no_server_import_no_prefect_and_leave_nothing_behind(finished, tmp_path):
     done, mark, sizes = _copy(finished, tmp_path), new_mark(), []
-    subprocess.run(
-        [sys.executable, "-m", "dvc", "repro", "--quiet"], cwd=done.folder, env=done.environment(), check=True
-    )
+    done.repro()
     done.executed()
     with none_left_of(mark):
         for _ in range(2):
-            ran, imported = _list_imports(done, **mark)
+            ran = done.run("python", "-X", "importtime", "-m", "flows", **mark)
             assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "Report: reports/index.html"), ran.stderr
             assert ran.stderr.count(": cached, nothing has changed") == len(STAGES) - 1
             assert done.executed() == ["fingerprint"]
@@ -127,6 +111,7 @@ def test_reruns_of_what_is_cached_start_no_server_import_no_prefect_and_leave_no
             sizes.append([sum(file.stat().st_size for file in one.rglob("*") if file.is_file()) for one in folders])
         assert left_of(mark) == {}
     assert sizes[0] == sizes[1]
+    imported = set(re.findall(r"\| +([a-z]\w*)", ran.stderr))
     assert "dvc" in imported
     assert not imported & {"prefect", "torch", "mlflow", "pandas", "sqlalchemy"}
 
@@ -172,43 +157,52 @@ def _training(toy, **extra):
         yield flow, [*own, *psutil.Process(flow.pid).children(recursive=True)]
 
 
-def _require_saved(toy, api, *, number, exit_code):
+def _require_saved(toy, flow, everything, *, number, exit_code):
     """Send a flow that trains this signal; fail unless the training is saved and nobody is left."""
-    (toy.folder / "slow.txt").unlink(missing_ok=True)
-    with _training(toy, **api.environment) as (flow, everything):
-        flow.send_signal(number)
-        assert flow.wait(timeout=90) == exit_code
+    flow.send_signal(number)
+    assert flow.wait(timeout=90) == exit_code
     assert (toy.folder / "saved.txt").read_text() == "saved"
     assert "Traceback" not in toy.output()
-    assert living(everything) == []
+    wait_for(lambda: not living(everything), seconds=60, what="its server is gone, too")
 
 
-def test_ctrl_c_lets_training_save_and_leaves_no_process(finished, api, tmp_path):
-    _require_saved(_copy(finished, tmp_path, seed=4711), api, number=signal.SIGINT, exit_code=130)
+def test_sigterm_lets_training_save_and_leaves_no_process(finished, api, tmp_path):
+    toy = _copy(finished, tmp_path, seed=4711)
+    with _training(toy, **api.environment) as (flow, everything):
+        _require_saved(toy, flow, everything, number=signal.SIGTERM, exit_code=75)
 
 
-def test_kill_of_the_flow_leaves_no_process_and_the_next_run_marks_it_as_crashed_and_saves_on_sigterm(
-    finished, tmp_path, prefect_database
+def _open_server(mark):
+    """Return the one that a flow has started for itself, and its process."""
+    (server,) = [pid for pid, words in left_of(mark).items() if "flows.server" in words]
+    secrets = Path(f"/proc/{server}/environ").read_text().split("\0")
+    return Api(dict(variable.split("=", 1) for variable in secrets if "=" in variable)), server
+
+
+def test_kill_of_the_flow_leaves_no_process_and_the_next_run_marks_it_as_crashed_and_saves_on_ctrl_c(
+    finished, tmp_path
 ):
     toy, mark = _copy(finished, tmp_path, seed=4711), new_mark()
-    toy.give_database(prefect_database)
+    # Its own server makes Prefect's database from nothing, as that of the first `make compare` does.
+    assert not (toy.folder / ".prefect/prefect.db").exists()
     with none_left_of(mark), _training(toy, **mark) as (flow, everything):
         assert len(everything) >= 4, "server, DVC, training and its rank"
         # Its own server is for its own user; what a stage is given of it: tests/flows/test_child.py.
-        (server,) = [pid for pid, words in left_of(mark).items() if "flows.server" in words]
-        secrets = Path(f"/proc/{server}/environ").read_text().split("\0")
-        own = Api(dict(variable.split("=", 1) for variable in secrets if "=" in variable))
-        own.require_closed_to_others(server)
-        assert [run["state_type"] for run in own.ask("flow_runs/filter", limit=1)] == ["RUNNING"]
+        api, server = _open_server(mark)
+        api.require_closed_to_others(server)
+        assert [run["state_type"] for run in api.ask("flow_runs/filter", limit=1)] == ["RUNNING"]
         flow.kill()
         wait_for(lambda: not living(everything), seconds=60, what="every process is gone, which by itself stays")
     toy.executed()
 
-    with server_of(toy) as api:
-        _require_saved(toy, api, number=signal.SIGTERM, exit_code=75)
+    for name in ("slow.txt", "saved.txt"):
+        (toy.folder / name).unlink(missing_ok=True)
+    with none_left_of(mark), _training(toy, **mark) as (flow, everything):
+        api, _ = _open_server(mark)
         assert "had been killed; it is now marked as crashed" in toy.output()
         assert toy.executed() == ["fingerprint", "train@2proc"]
         last, killed = api.ask("flow_runs/filter", sort="START_TIME_DESC", limit=2)
-        assert api.states(last)["train@1proc"] == "Cached"
+        wait_for(lambda: api.states(last).get("train@1proc") == "Cached", seconds=60, what="Prefect has heard of it")
         assert killed["state_type"] == "CRASHED"
         assert api.states(killed)["train@2proc"] == "Crashed"
+        _require_saved(toy, flow, everything, number=signal.SIGINT, exit_code=130)

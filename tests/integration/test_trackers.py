@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,29 +24,24 @@ pytestmark = pytest.mark.slow
 WITHIN = 1e-6
 """Of a value, relatively: TensorBoard keeps 32 bits."""
 
-FOLLOW = """
+BEGIN = """
 import sys, time
 from pathlib import Path
 from tasks.services import follower as following
-from tests.flows.toy_project import wait_for
 from tests.tracked_run import Place
 following.FLUSH_SECONDS = 0.05
-kind, first, last, waits = sys.argv[1], *map(int, sys.argv[2:])
-place = Place(Path.cwd(), [kind])
+place = Place(Path.cwd(), [sys.argv[1]])
+"""
+FOLLOW = """
 with place.follow() as follower:
-    for step in range(first, last + 1):
+    for step in range(1, 8):
         follower.send(place.events(step))
         time.sleep(0.1)
-    Path("is-sent").touch()
-    time.sleep(waits)
+    Path("has-begun").touch()
+    time.sleep(60)
 """
 REPORT = """
-import sys
-from pathlib import Path
-from tests.flows.toy_project import wait_for
-from tests.tracked_run import Place
-place = Place(Path.cwd(), [sys.argv[1]])
-Path("is-reporting").touch()
+Path("has-begun").touch()
 place.report(speedup=1.5)
 """
 
@@ -72,10 +68,15 @@ def place(tmp_path, tracker, empty_store):
     return Place(tmp_path, [tracker])
 
 
-def _kill(process):
-    """Kill it, and whatever it has started."""
+def _kill_after(seconds, code, tracker):
+    """Start a part of a stage, and kill it, with whatever it has started, so long after it has begun."""
+    environment, has_begun = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, Path("has-begun")
+    process = subprocess.Popen([sys.executable, "-c", BEGIN + code, tracker], env=environment, start_new_session=True)
+    wait_for(has_begun.exists, seconds=60, what="it has begun")
+    time.sleep(seconds)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    assert process.wait() in (-signal.SIGKILL, 0)
+    has_begun.unlink()
 
 
 def _require_every_value_once(tracker, folder):
@@ -91,37 +92,48 @@ def _require_every_value_once(tracker, folder):
         assert [step for step, _ in found[cell]["epoch/loss"]] == [NUM_STEPS, 2 * NUM_STEPS]
 
 
-def test_a_report_leaves_every_value_once_with_figures_gates_facts_and_the_report_and_a_second_sends_nothing(
+def test_a_report_leaves_every_value_once_a_second_sends_nothing_and_what_is_withheld_later_vanishes(
     place, tracker, caplog
 ):
+    store = STORES[tracker]
+
+    def read_speedups():
+        values = store.read_values(place.folder)["2proc"]
+        return {key: [value for _, value in values[key]] for key in values if "speedup" in key}
+
     place.report(speedup=1.5)
     _require_every_value_once(tracker, place.folder)
-    found = STORES[tracker].read_values(place.folder)
-    assert [value for _, value in found["2proc"]["final/speedup"]] == [1.5]
+    proven = {"final/speedup": [1.5], "final/speedup_low": [1.25], "final/speedup_high": [1.75]}
+    assert read_speedups() == proven
+    found, said = store.read_values(place.folder), store.read_texts(place.folder)
     assert [value for _, value in found["small"]["final/base_heldout_loss"]] == [3.25]
-    said = STORES[tracker].read_texts(place.folder)
     assert "passed: 1,600 rows and 1,600 rows" in said
     assert "this machine" in said
     assert "# Speedup 1.5" in said
     with caplog.at_level(logging.INFO):
         place.report(speedup=1.5)
     assert f"{tracker}: 0 values sent" in caplog.text
-    assert STORES[tracker].read_values(place.folder) == found
+    assert store.read_values(place.folder) == found
+
+    place.report(speedup=1.5, is_proven=False)
+    assert read_speedups() == {key.replace("speedup", "unproven_speedup"): value for key, value in proven.items()}
+    place.report(speedup=None)
+    _require_every_value_once(tracker, place.folder)
+    values, said = store.read_values(place.folder).values(), store.read_texts(place.folder)
+    assert not [key for found in values for key in found if "speedup" in key]
+    assert "# Speedup None" in said
+    assert "withheld: Same rows, same work" in said
+    if tracker != "mlflow":  # which keeps the files of deleted runs until `mlflow gc`
+        assert "# Speedup 1.5" not in said
+        assert "passed: 1,600 rows" not in said
 
 
 def test_killed_while_it_trains_and_while_it_reports_it_has_no_gap_and_no_duplicate(place, tracker):
-    process = place.start(FOLLOW, tracker, 1, 7, 60)
-    wait_for((place.folder / "is-sent").exists, seconds=60, what="it is sent")
-    time.sleep(0.3)
-    assert process.poll() is None
-    _kill(process)
+    _kill_after(0.3, FOLLOW, tracker)
     # The checkpoint was that of step 5: steps 6 and 7 are trained, and streamed, again.
-    process = place.start(FOLLOW, tracker, 6, 10, 0)
-    assert process.wait(120) == 0
-    process = place.start(REPORT, tracker)
-    wait_for((place.folder / "is-reporting").exists, seconds=60, what="it reports")
-    time.sleep(1)
-    _kill(process)
+    with place.follow() as follower:
+        follower.send(place.events(*range(6, 11)))
+    _kill_after(1.0, REPORT, tracker)
     place.report(speedup=1.5)
     _require_every_value_once(tracker, place.folder)
 
@@ -179,27 +191,6 @@ def test_a_tracker_that_is_away_costs_one_warning_each_time_and_gets_all_when_it
     _require_every_value_once(tracker, place.folder)
     assert "canary" not in caplog.text.lower()
     assert b"canary" not in read_all_bytes(place.folder).lower()
-
-
-def test_a_speedup_has_the_name_of_what_it_is_now_and_withheld_it_vanishes_with_all_that_showed_it(place, tracker):
-    for is_proven, name in ((True, "speedup"), (False, "unproven_speedup")):
-        place.report(speedup=1.5, is_proven=is_proven)
-        found = STORES[tracker].read_values(place.folder)["2proc"]
-        assert {key: [value for _, value in found[key]] for key in found if "speedup" in key} == {
-            f"final/{name}": [1.5],
-            f"final/{name}_low": [1.25],
-            f"final/{name}_high": [1.75],
-        }
-    place.report(speedup=None)
-    _require_every_value_once(tracker, place.folder)
-    values = STORES[tracker].read_values(place.folder).values()
-    assert not [key for found in values for key in found if "speedup" in key]
-    said = STORES[tracker].read_texts(place.folder)
-    assert "# Speedup None" in said
-    assert "withheld: Same rows, same work" in said
-    if tracker != "mlflow":  # which keeps the files of deleted runs until `mlflow gc`
-        assert "# Speedup 1.5" not in said
-        assert "passed: 1,600 rows" not in said
 
 
 def test_a_run_of_wb_is_sent_once_and_deleted_there_where_what_it_showed_is_withheld_later(tmp_path, monkeypatch):

@@ -23,20 +23,17 @@ from tests.workspace import SMALL, Workspace
 
 pytestmark = [pytest.mark.slow, needs_ray]
 
-_SECONDS_OF_A_STAGE = 600
 _WATCHDOG_SECONDS = 24.0
 """Ranks of a busy machine are heard within half of it."""
-_CHANGES = SMALL | {
-    "ranges": ["0-96"],
-    "heldout": "128-160",
-    "train.checkpoint_every_steps": 4,
-    "train.watchdog_seconds": _WATCHDOG_SECONDS,
-    "measure.waterfall_seconds": 1,
-    "cells": {
-        "1node": {"strategy": "single", "world_size": 1},
-        "2nodes": {"strategy": "ddp", "world_size": 2, "launcher": "ray", "num_nodes": 2},
-    },
-}
+_OWN = YAML(typ="safe", pure=True).load(f"""
+ranges: [0-96]
+train.checkpoint_every_steps: 4
+train.watchdog_seconds: {_WATCHDOG_SECONDS}
+measure.waterfall_seconds: 1
+cells:
+  1node: {{strategy: single, world_size: 1}}
+  2nodes: {{strategy: ddp, world_size: 2, launcher: ray, num_nodes: 2}}
+""")
 """12 steps with checkpoints after 4 and 8."""
 
 
@@ -48,25 +45,20 @@ class Laboratory:
     cluster: Cluster
     head: Workspace
 
-    def stage(self, name, **environment):
+    def stage(self, name):
         """Run a stage on the first host as it stands in dvc.yaml."""
-        process = self.start(name, **environment)
-        try:
-            out, _ = process.communicate(timeout=_SECONDS_OF_A_STAGE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise AssertionError(f"{name} did not end: {process.communicate()[0][-6000:]}") from None
+        process = self.start(name)
+        out, _ = process.communicate(timeout=600)
         assert process.returncode == 0, out[-6000:]
 
-    def start(self, name, **environment):
+    def start(self, name):
         """Start a stage on the first host."""
         stages = YAML(typ="safe", pure=True).load(self.head.folder / "dvc.yaml")["stages"]
         name, _, cell = name.partition("@")
         command = shlex.split(str(stages[name].get("do", stages[name])["cmd"]).replace("${key}", cell))
-        told = self.cluster.environment | self.cluster.mark | environment
         return self.hosts.alpha.popen(
             command, cwd=self.head.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=self.head.environment(**told),
+            env=self.head.environment(**self.cluster.environment, **self.cluster.mark),
         )  # fmt: skip
 
     def checksums(self):
@@ -81,7 +73,7 @@ def _start_blind(host, hidden, cache, command, **options):
     return host.popen(blind, **options | {"env": options["env"] | {"XDG_CACHE_HOME": str(cache)}})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def lab(tmp_path_factory, project):
     folder = tmp_path_factory.mktemp("hosts")
     (folder / "project").mkdir()
@@ -95,7 +87,7 @@ def lab(tmp_path_factory, project):
 
         addresses = (hosts.alpha.address, hosts.beta.address)
         with two_raylets(folder, addresses=addresses, starts=(hosts.alpha.popen, start_on_beta)) as cluster:
-            changes = {"ray": {"address": cluster.address}} | _CHANGES
+            changes = {"ray": {"address": cluster.address}} | SMALL | _OWN
             head = Workspace.create(folder / "project" / "head", project=project, changes=changes, programs=on_alpha)
             lab = Laboratory(hosts, cluster, head)
             for stage in ("fingerprint", "download", "slice"):
@@ -106,31 +98,22 @@ def lab(tmp_path_factory, project):
             yield lab
 
 
-@pytest.fixture(scope="module")
-def trained(lab):
-    """run.json of a training that nothing disturbed, with the `checksums` of its segments."""
+def test_a_lost_node_ends_all_within_the_watchdog_and_the_next_run_ends_with_the_same_weights(lab):
     lab.stage("train@2nodes")
-    facts = json.loads((lab.head.folder / "data/runs/2nodes/run.json").read_bytes())
-    return facts | {"checksums": lab.checksums()}
-
-
-def test_each_node_leaves_facts_and_logs_with_the_head_and_right_updates(lab, trained):
-    nodes = trained["nodes"]
-    assert [(node["node_rank"], node["host"], node["address"], node["interface"]) for node in nodes] == [
+    facts, checksums = json.loads((lab.head.folder / "data/runs/2nodes/run.json").read_bytes()), lab.checksums()
+    assert [(node["node_rank"], node["host"], node["address"], node["interface"]) for node in facts["nodes"]] == [
         (0, "alpha", "10.77.0.1", "cable"),
         (1, "beta", "10.77.0.2", "cable"),
     ]
-    assert {node["num_ranks"] for node in nodes} == {1}
+    assert {node["num_ranks"] for node in facts["nodes"]} == {1}
     files = list(lab.head.folder.glob("data/runs/2nodes/segments/*/segment.json"))
-    assert len(files) == len(trained["segments"])
+    assert len(files) == len(facts["segments"])
     checked = [one for file in files for one in json.loads(file.read_bytes())["checked_updates"]]
     assert {(one["verdict"], one["problem"]) for one in checked} == {("passed", None)}
     (launch,) = (lab.head.folder / ".work/runs/2nodes/logs").iterdir()
     for rank in (0, 1):
         assert (launch / f"node-{rank}" / str(rank) / "stderr.log").is_file()
 
-
-def test_a_lost_node_ends_all_within_the_watchdog_and_the_next_run_ends_with_the_same_weights(lab, trained):
     for name in (".work/runs/2nodes", "data/runs/2nodes"):
         shutil.rmtree(lab.head.folder / name)
     # Half a second for a step, so that the cable is cut in the middle, however late somebody looks.
@@ -160,4 +143,4 @@ def test_a_lost_node_ends_all_within_the_watchdog_and_the_next_run_ends_with_the
     lab.stage("train@2nodes")
     (began,) = [event for event in events_in(steps) if event["event"] == "segment_started"]
     assert began["resumed_at_step"] >= 4
-    assert lab.checksums() == trained["checksums"]
+    assert lab.checksums() == checksums

@@ -36,17 +36,19 @@ class Mlflow:
             "select runs.name, metrics.key, step, value from metrics join runs using (run_uuid) "
             "where lifecycle_stage = 'active' order by step"
         )
-        with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
-            for run, key, step, value in database.execute(query):
-                found.setdefault(run, {}).setdefault(key, []).append((step, value))
+        for run, key, step, value in self._select(folder, query):
+            found.setdefault(run, {}).setdefault(key, []).append((step, value))
         return found
+
+    def _select(self, folder, query):
+        with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
+            return database.execute(query).fetchall()
 
     def read_texts(self, folder):
         query = (
             "select {0}.key || ' ' || {0}.value from {0} join runs using (run_uuid) where lifecycle_stage = 'active'"
         )
-        with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
-            words = [row[0] for table in ("tags", "params") for row in database.execute(query.format(table))]
+        words = [row[0] for table in ("tags", "params") for row in self._select(folder, query.format(table))]
         pages = (file.read_text() for file in (folder / "mlruns").rglob("index.html"))
         return "\n".join([*words, *pages])
 

@@ -178,6 +178,8 @@ def test_a_folder_gives_the_split_that_is_named_and_others_have_none(caplog):
     rows, _ = download(ask({"source": "path:folder", "split": "test+train"}, ranges=["30-60"]))
     assert [row["text"] for row in rows] == [*TEXTS, *["of another"] * 20]
     assert "reused" not in caplog.text
+    with pytest.raises(ValueError, match=r"dataset\.split: got 'dev'; .* splits: \["):
+        download(ask({"source": "path:folder", "split": "dev"}))
     assert download(ask({"source": "path:folder/test.parquet"}))[1]["split"] is None
 
 

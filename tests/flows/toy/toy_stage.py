@@ -1,6 +1,6 @@
 """A stage of the toy pipeline: writes its output at once, fails or takes its time, as TOY_* say.
 
-TOY_FAILS=NAME:CODE   prints one line and exits with the code
+TOY_FAILS=NAME:CODE   prints one line, with a secret in it, and exits with the code
 TOY_IS_SLOW=NAME      starts a process in a group of its own and waits for SIGTERM, then saves and exits with 75; or
                       goes on as soon as there is a file go_on.txt
 TOY_RUNS=NAME:WORDS   becomes `python WORDS`
@@ -46,7 +46,7 @@ def main():
         executed.write(f"{name}\n")
     failing, _, code = os.environ.get("TOY_FAILS", "").partition(":")
     if name == failing:
-        sys.stderr.write(f"{name}: rows of the toy: got 3; allowed: 4\n")
+        sys.stderr.write(f"{name}: rows of the toy: got {os.environ.get('HF_TOKEN')}; allowed: 4\n")
         sys.exit(int(code))
     if name == os.environ.get("TOY_IS_SLOW"):
         _take_long()
