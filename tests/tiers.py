@@ -65,7 +65,8 @@ LONG = (
     "museum/test_museum.py::*[[]resume on rank 0*",
     "museum/test_museum.py::test_a_right_comparison*",
     # Of a gate without one, what its defect leaves in the records is judged (museum/test_records.py), and real updates
-    # and blocks are in tasks/test_checked_training.py, training/test_strategy_contract.py and training/probing/.
+    # and blocks are in tasks/test_checked_training.py, training/test_strategy_contract.py, training/probing/ and
+    # integration/test_records.py.
     "museum/test_museum.py::*[[]timed*",
     "museum/test_museum.py::*[[]zero1*",
     "museum/test_museum.py::*[[]pipeline*",
@@ -73,8 +74,6 @@ LONG = (
     "auditing/test_findings.py::*[[]an order of its own of*",
     "auditing/test_findings.py::*[[]classes that each rank*",
     "auditing/test_findings.py::*[[]gradients of two optimizers*",
-    "auditing/test_findings.py::*[[]clipped before * none of torch's[]]",
-    "auditing/test_findings.py::*[[]a mean that a loss learns*",
     "auditing/test_findings.py::*[[]two tasks, a backward pass for both[]]",
     # The contract on four ranks, offloaded and with other options.
     "training/test_strategy_contract.py::*deepspeed offloaded*",

@@ -33,9 +33,9 @@ for epoch in range(begin, 3):
         torch.save({{"epoch": epoch, "model": model.state_dict()}}, file)
 """
 _SPAWNS = """
-import multiprocessing, os, sys, time
+import os, sys, time
+import torch, torch.distributed as dist
 def train(rank, world_size):
-    import torch, torch.distributed as dist
     dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/meet", rank=rank, world_size=world_size)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -43,10 +43,7 @@ def train(rank, world_size):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
 if __name__ == "__main__":
-    world_size, start = int(sys.argv[1]), multiprocessing.get_context("spawn").Process
-    ranks = [start(target=train, args=(rank, world_size)) for rank in range(world_size)]
-    [one.start() for one in ranks]
-    assert [one.join() or one.exitcode for one in ranks] == [0, 0]
+    torch.multiprocessing.spawn(train, args=(int(sys.argv[1]),), nprocs=int(sys.argv[1]))
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:

@@ -28,6 +28,17 @@ def test_words_are_split_as_by_a_shell_and_cells_have_names(folder):
     assert read_words([]) == {}
 
 
+def test_a_check_is_one_short_launch_and_a_speed_takes_three(folder):
+    asked = {"SCRIPT": "'train it.py'", "FOLDER": str(folder)}
+    for more, expected in (
+        ({}, (False, 1, 64, 40)),
+        ({"SPEED": "1"}, (True, 3, None, None)),
+        ({"STEPS": "7"}, (False, 1, 7, None)),
+    ):
+        found = parse_request(asked | more)
+        assert (found.compares_speed, found.num_launches, found.most_steps, found.most_seconds) == expected
+
+
 def test_arguments_may_be_those_of_a_cell_and_its_launch(folder):
     request = parse_request(
         {

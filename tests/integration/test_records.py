@@ -49,3 +49,11 @@ def test_a_class_writes_what_it_reads_of_every_file_between_stages(workspace):
     assert segments
     for folder in segments:
         assert dataclasses.asdict(read_segment(folder)) == json.loads((folder / "segment.json").read_bytes())
+
+
+@pytest.mark.slow
+def test_a_right_comparison_passes_by_the_work_of_its_blocks_and_its_trained_updates(finished):
+    results = json.loads((finished.folder / "reports" / "results.json").read_bytes())
+    findings = {gate["name"]: gate["findings"] for gate in results["gates"]}
+    for name in ("Timed blocks did the work", "Update equivalence", "Gradients were synchronised"):
+        assert [one["outcome"] for one in findings[name] if one["cell"] == "2proc"] == ["passed"], findings[name]

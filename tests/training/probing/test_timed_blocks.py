@@ -6,6 +6,7 @@ import torch
 
 from training.data.batches import open_slice
 from training.data.plan import plan_segment
+from training.probing import variants
 from training.probing.timed_blocks import Block, BlockRunner
 from training.probing.variants import Variant
 from training.step.replica import Replica
@@ -117,6 +118,17 @@ def test_a_block_tells_its_rows_loss_gradient_and_exchanges(runner):
     assert (wrapped["num_exchanges"], wrapped["exchange_bytes"]) == (3 * len(buckets), 3 * sum(buckets))
     for one in (plain, silent):
         assert (one["num_exchanges"], one["exchange_bytes"]) == (0, 0)
+
+
+def test_a_block_tells_what_its_steps_learned_from_and_not_what_was_planned(runner, monkeypatch):
+    block, deal = Block(variant=Variant(), steps=STEPS, data="host"), variants.make_micro_batches
+    planned = runner.run(block)
+    monkeypatch.setattr(variants, "make_micro_batches", lambda *given, **more: deal(*given, **more | {"world_size": 2}))
+    half = runner.run(block)
+    assert (planned["num_samples"], half["num_samples"]) == (24, 12)
+    for name in ("num_tokens", "num_targets", "num_positions", "loss_sum"):
+        assert 0 < half[name] < planned[name]
+    assert half["rows_digest"] != planned["rows_digest"]
 
 
 def test_other_rows_or_the_same_in_other_steps_have_another_digest(runner):
