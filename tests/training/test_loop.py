@@ -21,6 +21,7 @@ from tests.training.conftest import (
 )
 from training.process.failure import StoppedError
 from training.process.files import digest_json
+from training.record.window import DivergenceRule
 
 
 @pytest.fixture
@@ -98,7 +99,14 @@ def test_a_run_stopped_at_any_step_ends_long_before_a_log_point_and_resumes_to_t
     with pytest.raises(StoppedError, match=f"before step {stopped_at + 1}") as caught:
         train_here(config, stop_after_step=step)
     assert caught.value.exit_code == 75
+    judged, take = [], DivergenceRule.take
+    monkeypatch.setattr(
+        DivergenceRule, "take",
+        lambda rule, number, *loss, **of: (judged.append(number), take(rule, number, *loss, **of)),
+    )  # fmt: skip
     events = train_here(config)
+    # Losses of the segment's steps before the stop are judged with, too.
+    assert judged == [*range(7 if step >= 6 else 1, 11)]
     assert next(event for event in events if event["event"] == "step")["step"] == stopped_at + 1
     if step == 6:
         assert _kinds(events) == ["segment_reused", "segment_started", "segment_finished"]

@@ -198,6 +198,8 @@ def test_torch_recorded_what_its_ranks_counted_in_a_training(clean, cell):
         ledger, num_shares = read_ledger(folder_of(clean, index)), traits.count_shares(cell.world_size, cell.options)
         assert sorted(ledger["row_id"]) == [*range(45), *range(45, 72)][45 * index :][:45]
         assert {*ledger["rank"]} == {*range(num_shares)}
+        entries = [*zip(ledger["step"], ledger["rank"], strict=True)]
+        assert entries == sorted(entries)
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         assert [(one["cpus"], one["gpu_uuid"]) for one in facts["rank_devices"]] == [(cores, None)] * cell.world_size
         # What is sent from one rank to one other is no collective, and in no record.
