@@ -59,7 +59,7 @@ def run_parts(parts):
 
 def _run_pytest(arguments, environment):
     command = [sys.executable, "-m", "pytest", "-p", "tests.list_failures", *arguments]
-    prepare = _be_batch if "-n" in arguments and hasattr(os, "SCHED_BATCH") else None
+    prepare = _be_batch if "-n" in arguments else None
     return subprocess.run(command, env=os.environ | environment, check=False, preexec_fn=prepare).returncode
 
 

@@ -1,9 +1,9 @@
 """A fault that is planned, to see what a run survives: FAULT="rank=0,step=7,kind=sigkill" in a patched environment.
 
-Several are separated by `;`. A kind is the name of any signal, or one of `KINDS`. `section=forward` and the like say
-where in the step it comes; else it is after the update and before anything is saved, or, for nan, inf and oom, in the
-forward pass. `slow:3` makes the passes of that step and all later ones take three times as long; `oom:2` runs out of
-memory only on a micro-batch of more than 2 samples.
+A kind is the name of any signal, or one of `KINDS`. `section=forward` and the like say where in the step it comes;
+else it is after the update and before anything is saved, or, for nan, inf and oom, in the forward pass. `slow:3` makes
+the passes of that step and all later ones take three times as long; `oom:2` runs out of memory only on a micro-batch of
+more than 2 samples.
 
 Every process of the environment imports this file when it starts: torch is imported by what a rank calls alone.
 """
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 from tests.mutants.patching import Patch, make_environment
@@ -23,7 +24,6 @@ from training.process.heartbeat import StepSection
 
 _FORM = re.compile(r"rank=(\d+),step=(\d+),kind=(\w+)(?::(\d+(?:\.\d+)?))?(?:,section=(\w+))?")
 _SECTIONS = {section.name.lower(): section for section in StepSection if section is not StepSection.START}
-_SIGNALS = {number.name.lower(): number for number in signal.Signals} | {"stop": signal.SIGSTOP}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Fault:
     step: int
     """In which optimizer step, counted from 1 over the whole run."""
     kind: str
-    """A signal that the rank sends itself, or one of KINDS."""
+    """One of KINDS or of those in the forward pass, or slow."""
     section: StepSection
     """Where in the step it strikes; UPDATE: after the update."""
     number: float = 0.0
@@ -51,6 +51,8 @@ def _fail_device():
 
 
 KINDS = {
+    **{number.name.lower(): partial(signal.raise_signal, number) for number in signal.Signals},
+    "stop": partial(signal.raise_signal, signal.SIGSTOP),
     "hang": threading.Event().wait,
     # Unlike that it keeps the interpreter's lock, as native code that hangs may.
     "freeze": lambda: ctypes.PyDLL(None).sleep(3600),
@@ -61,25 +63,17 @@ _IN_FORWARD = ("nan", "inf", "oom")
 """Those come where numbers are made."""
 
 
-def _strike(faults, step, section):
-    for fault in faults:
-        if (fault.step, fault.section) != (step, section):
-            continue
-        if fault.kind in _SIGNALS:
-            os.kill(os.getpid(), _SIGNALS[fault.kind])
-        elif fault.kind in KINDS:
-            KINDS[fault.kind]()
+def _strike(fault, step, section):
+    if (fault.step, fault.section) == (step, section) and fault.kind in KINDS:
+        KINDS[fault.kind]()
 
 
-def _spoil_loss(faults, step, micro_batch, loss_sum):
-    for fault in faults:
-        if fault.step != step or fault.kind not in _IN_FORWARD:
-            continue
-        if fault.section is StepSection.BACKWARD:
-            # The loss stays what it is, the gradient does not.
-            loss_sum.register_hook(lambda gradient, fault=fault: _spoil(fault, micro_batch, gradient))
-        else:
-            loss_sum = _spoil(fault, micro_batch, loss_sum)
+def _spoil_loss(fault, step, micro_batch, loss_sum):
+    if fault.step == step and fault.kind in _IN_FORWARD:
+        if fault.section is not StepSection.BACKWARD:
+            return _spoil(fault, micro_batch, loss_sum)
+        # The loss stays what it is, the gradient does not.
+        loss_sum.register_hook(partial(_spoil, fault, micro_batch))
     return loss_sum
 
 
@@ -112,36 +106,33 @@ class _Slowness:
         self._before, self._wall, self._cpu = section, time.perf_counter(), time.process_time()
 
 
-def _read_faults(rank):
-    """Return what the environment plans for this rank."""
-    text = os.environ.get("FAULT")
-    parsed = [_parse_fault(part, text) for part in text.split(";")] if text else []
-    return [fault for number, fault in parsed if number == rank]
-
-
-def _parse_fault(part, text):
-    """Return rank and fault."""
-    match = _FORM.fullmatch(part.strip())
+def _read_fault(rank):
+    """Return what the environment plans for this rank; None without."""
+    if (text := os.environ.get("FAULT")) is None:
+        return None
+    match = _FORM.fullmatch(text)
     assert match is not None, text
-    rank, step, kind, number, section = match.groups()
+    its_rank, step, kind, number, section = match.groups()
+    if int(its_rank) != rank:
+        return None
     section = section or ("forward" if kind in _IN_FORWARD else "update")
-    return int(rank), Fault(step=int(step), kind=kind, section=_SECTIONS[section], number=float(number or 0))
+    return Fault(step=int(step), kind=kind, section=_SECTIONS[section], number=float(number or 0))
 
 
 _first_step = 1
 """Of the segment that is trained."""
 
 
-def _build_with_faults(of, launch):
-    """Build them into workload and strategy where they strike: nothing of it stands in the way of a rank without."""
-    faults, heartbeat, module = _read_faults(launch.ranks.rank), launch.heartbeat, sys.modules["training.launch"]
-    if not faults:
+def _build_with_fault(of, launch):
+    """Build it into workload and strategy where it strikes: nothing of it stands in the way of a rank without."""
+    fault, heartbeat, module = _read_fault(launch.ranks.rank), launch.heartbeat, sys.modules["training.launch"]
+    if fault is None:
         return of(launch)
     find = module.find_strategy
 
     def build(model, workload, *more):
         def spoil_loss(model, micro_batch, **named):
-            return _spoil_loss(faults, heartbeat.step, micro_batch, workload.loss_sum(model, micro_batch, **named))
+            return _spoil_loss(fault, heartbeat.step, micro_batch, workload.loss_sum(model, micro_batch, **named))
 
         faulty = SimpleNamespace(**{**vars(workload), "loss_sum": spoil_loss})
         return find(launch.config.strategy).build(model, faulty, *more)
@@ -152,57 +143,57 @@ def _build_with_faults(of, launch):
     finally:
         module.find_strategy = find
     train_step, enter = strategy.train_step, heartbeat.enter
-    slow = [_Slowness(fault) for fault in faults if fault.kind == "slow"]
+    slowness = _Slowness(fault)
 
-    def enter_with_faults(section):
-        for each in slow:
-            each.delay(heartbeat.step, section)
+    def enter_with_fault(section):
+        if fault.kind == "slow":
+            slowness.delay(heartbeat.step, section)
         enter(section)
         if section is not StepSection.UPDATE:
-            _strike(faults, heartbeat.step, section)
+            _strike(fault, heartbeat.step, section)
 
-    def train_with_faults(*arguments, **more):
+    def train_with_fault(*arguments, **more):
         result = train_step(*arguments, **more)
-        _strike(faults, heartbeat.step, StepSection.UPDATE)
+        _strike(fault, heartbeat.step, StepSection.UPDATE)
         return result
 
-    heartbeat.enter = strategy.replica.on_section = enter_with_faults
-    strategy.train_step = train_with_faults
+    heartbeat.enter = strategy.replica.on_section = enter_with_fault
+    strategy.train_step = train_with_fault
     return strategy
 
 
-def _train_with_faults(of, launch, strategy, record, *more):
+def _train_with_fault(of, launch, strategy, record, *more):
     global _first_step
     _first_step = record.first_step
     return of(launch, strategy, record, *more)
 
 
-def _make_with_faults(of, make, *more, **named):
-    faults, first_step = _read_faults(int(os.environ.get("RANK", 0))), _first_step
+def _make_with_fault(of, make, *more, **named):
+    fault, first_step = _read_fault(int(os.environ.get("RANK", 0))), _first_step
 
-    def make_with_faults(segment_step):
-        _strike(faults, first_step + segment_step - 1, StepSection.DATA)
+    def make_with_fault(segment_step):
+        _strike(fault, first_step + segment_step - 1, StepSection.DATA)
         return make(segment_step)
 
-    return of(make_with_faults if faults else make, *more, **named)
+    return of(make if fault is None else make_with_fault, *more, **named)
 
 
 PATCHES = {
     "planned": [
-        Patch("training.loop:build_strategy", _build_with_faults),
-        Patch("training.loop:train_segment", _train_with_faults),
-        Patch("training.loop:prefetch_micro_batches", _make_with_faults),
+        Patch("training.loop:build_strategy", _build_with_fault),
+        Patch("training.loop:train_segment", _train_with_fault),
+        Patch("training.loop:prefetch_micro_batches", _make_with_fault),
     ]
 }
 
 
 def plan_faults(text):
-    """Return the environment in which ranks have these faults."""
+    """Return the environment in which a rank has this fault."""
     return {"FAULT": text, **make_environment("tests.faults:planned")}
 
 
 def apply_planned_faults():
-    """Have them in this process, which has imported the loop already."""
+    """Have it in this process, which has imported the loop already."""
     import training.loop
 
     for patch in PATCHES["planned"]:

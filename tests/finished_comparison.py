@@ -8,14 +8,14 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from tasks.records.run import SealedFile
+from benchmarks.growth.finished import seal_segment
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import write_results
 from tests.tasks.reporting.comparison import outputs_of, write_comparison
 from tests.tasks.reporting.measured import write_measurement
 from tests.tiny import make_tiny_model
 from training.model.weights import collect_weights
-from training.process.files import digest_json, write_json
+from training.process.files import write_json
 
 PARAMS = """\
 name: tiny
@@ -67,20 +67,12 @@ def _make_run(folder, cell, model, seed):
                 parameter.add_(torch.randn_like(parameter) * 0.01)
         segment = folder / "segments" / f"{part}-epoch-1"
         segment.mkdir(parents=True)
-        names = (f"tiny_qwen2_{part}-epoch-1.pt", "state.pt")
-        for name in names:
+        for name in (f"tiny_qwen2_{part}-epoch-1.pt", "state.pt"):
             torch.save(collect_weights(model), segment / name)
-        write_receipt(segment, names)
+        seal_segment(segment)
         segments.append({"range": part, "epoch": 1, "fingerprint": "0", "folder": f"segments/{part}-epoch-1"})
     final = "segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"
     write_json(folder / "run.json", run_facts(cell, segments=segments, final_checkpoint=final))
-
-
-def write_receipt(segment, names):
-    """Seal these files of a segment, as the ranks do when it has ended."""
-    files = {name: SealedFile.describe(segment / name).model_dump() for name in names}
-    receipt = {"fingerprint": "0", "files": files}
-    write_json(segment / "receipt.json", {**receipt, "digest": digest_json(receipt)})
 
 
 _RUN = """{

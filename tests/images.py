@@ -48,8 +48,8 @@ def striped(label, index, *, size=12):
     return pixels
 
 
-def write_image_folder(folder, *, num_per_class, above=""):
-    """Write PNG files CLASS/NNN.png, below the folder `above` if it is named; return the folder."""
+def write_image_folder(folder, *, num_per_class, above):
+    """Write PNG files CLASS/NNN.png, below the folder `above` ("": none); return the folder."""
     for label in CLASS_NAMES:
         target = folder / above / label
         target.mkdir(parents=True)

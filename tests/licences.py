@@ -44,13 +44,13 @@ _NO_LICENCE = {"OSI Approved", "DFSG approved"}
 
 def locked_packages(lock):
     """Return (name, version) of every package of the lock: those for other systems, and two of a name, included."""
-    return [(name, version) for name, version in _LOCKED.findall(lock.read_text())]
+    return _LOCKED.findall(lock.read_text())
 
 
 def licence_of(metadata, classifiers):
     """Return an SPDX expression; None where the metadata names no licence that can be told."""
     if expression := metadata.get("License-Expression"):
-        return str(expression)
+        return expression
     kinds = {line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License ::")} - _NO_LICENCE
     if kinds:
         return " AND ".join(sorted(_SAME.get(kind, kind.replace(" ", "_")) for kind in kinds))
@@ -64,7 +64,7 @@ def is_allowed(expression, allowed):
         lambda found: found[0].lower() if found[0] in ("AND", "OR") else str(found[0] in allowed), expression
     )
     try:
-        return bool(eval(words, {"__builtins__": {}}))
+        return eval(words, {"__builtins__": {}})
     except SyntaxError:
         return False
 
@@ -91,13 +91,8 @@ def licence_faults(names, rules, *, locked=()):
         yield f"[tool.licences.exceptions] {pattern}: no package of a lock is meant; remove it"
 
 
-def is_installed(name):
-    """Return whether the package is in this environment."""
-    return bool(list(importlib.metadata.distributions(name=name)))
-
-
 def known_vulnerabilities(packages):
-    """Return (name, version) -> ids of its known vulnerabilities; OSError or ValueError where none was learned."""
+    """Return (name, version) -> ids of its known vulnerabilities; OSError or ValueError where they were not learned."""
     queries = [{"package": {"ecosystem": "PyPI", "name": name}, "version": version} for name, version in packages]
     asked = urllib.request.Request(
         os.environ.get("AUDIT_SERVICE", SERVICE),
@@ -106,13 +101,10 @@ def known_vulnerabilities(packages):
     )
     with urllib.request.urlopen(asked, timeout=SECONDS_TO_WAIT) as answer:
         results = json.load(answer)["results"]
-    if len(results) != len(packages):
-        raise ValueError(f"{len(results)} answers to {len(packages)} questions")
-    found = {
+    return {
         package: [each["id"] for each in result.get("vulns", [])]
         for package, result in zip(packages, results, strict=True)
     }
-    return {package: ids for package, ids in found.items() if ids}
 
 
 def main(root):
@@ -121,7 +113,8 @@ def main(root):
     names = [name for name, _ in packages]
     if extras.is_file():
         packages = list(dict.fromkeys([*packages, *locked_packages(extras)]))
-        names += [name for name, _ in packages if name not in names and is_installed(name)]
+        # What is installed of them.
+        names += [name for name, _ in packages if name not in names and [*importlib.metadata.distributions(name=name)]]
     faults = list(licence_faults(names, rules, locked=[name for name, _ in packages]))
     print(f"licences: {len(names)} packages, {len(rules['exceptions'])} exceptions named, {len(faults)} faults")
     try:

@@ -84,7 +84,7 @@ class Listeners(Watcher):
                 self.found.add(Listener(str(address), owner, bool(is_open)))
 
 
-def _listening(seen=()):
+def _listening(seen):
     """Yield inode, address and whether others can reach it, of every listening socket of this machine but those."""
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
@@ -109,7 +109,7 @@ def _others_can_reach(path):
     with contextlib.suppress(FileNotFoundError):
         is_writable = file.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         may_pass = all(folder.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH) for folder in file.parents)
-        return bool(is_writable and may_pass)
+        return is_writable and may_pass
     return path.startswith("@")
 
 

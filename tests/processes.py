@@ -49,6 +49,15 @@ def list_named(folder):
     return [one for one in psutil.process_iter() if any(str(folder) in word for word in read_words(one))]
 
 
+def list_in(folder):
+    """Return the processes whose current directory is in this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            found += [process] * Path(process.cwd()).is_relative_to(folder)
+    return found
+
+
 def run_python(*words, folder=None, timeout=None, **changes):
     """Return how `python WORDS` ended in the folder, with these changes of its environment, and what it said."""
     return subprocess.run(

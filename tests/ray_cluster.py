@@ -1,7 +1,6 @@
 """A Ray cluster of two machines, or of two that are one: started as docs/ray.md says, and ended with the test."""
 
 import contextlib
-import importlib.util
 import os
 import secrets
 import shutil
@@ -12,14 +11,9 @@ import sys
 import tempfile
 from functools import cached_property
 
-import pytest
-
-from tests.flows.toy_project import wait_for
+from tests.flows.toy_project import free_port, wait_for
 from tests.processes import left_of, new_mark
 
-needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="the package ray is not installed; `make extras` installs it"
-)
 _RAY = ["-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
 
 
@@ -38,10 +32,7 @@ class Cluster:
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
         }  # fmt: skip
         """What a driver needs."""
-        with socket.socket() as plug:
-            plug.bind(("127.0.0.1", 0))
-            port = plug.getsockname()[1]
-        self.address = f"{addresses[0]}:{port}"
+        self.address = f"{addresses[0]}:{free_port()}"
         self._addresses, self._starts, self._folder = addresses, starts, folder
         self._processes = [None, None]
 
@@ -109,6 +100,6 @@ def find_own_address():
         try:
             # Nothing is sent.
             plug.connect(("8.8.8.8", 80))
-            return str(plug.getsockname()[0])
+            return plug.getsockname()[0]
         except OSError:
             return socket.gethostbyname(socket.gethostname())

@@ -28,16 +28,16 @@ def make_tiny_model(folder, *, vocab_size=128, hidden_size=64, num_layers=2, see
     return write_tiny_model(folder, lambda: Qwen2ForCausalLM(config), seed=seed)
 
 
-def make_tiny_classifier(folder, *, vocab_size=128, num_classes=3, seed=0, dropout=0.0):
+def make_tiny_classifier(folder, *, dropout=0.0):
     """Write a BERT classifier with seeded random weights in the layout of data/base_model; return the folder."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
-        vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        vocab_size=128, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
         max_position_embeddings=64, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
-        num_labels=num_classes, pad_token_id=3,
+        num_labels=3, pad_token_id=3,
     )  # fmt: skip
-    return write_tiny_model(folder, lambda: BertForSequenceClassification(config), seed=seed)
+    return write_tiny_model(folder, lambda: BertForSequenceClassification(config))
 
 
 def write_tiny_model(folder, make, *, seed=0):
@@ -57,25 +57,29 @@ _ROWS = {
     "causal_lm": {}, WORKLOAD: {}, "sequence_classification": {"num_classes": 3},
     "instruction": {"min_len": 2, "longest_prompt": 40},
 }  # fmt: skip
+_SIZES = ({"num_rows": 45}, {"num_rows": 27, "first_row": 45})
 
 
-def make_tiny_workload(workload, root):
-    """Write the smallest base model and two slices, of 45 and 27 rows, for a workload of this name; return both.
+def make_rows(workload, root, **more):
+    """Write two slices of text, of 45 and 27 rows, for a workload of this name; return their folders.
 
     A workload that is not known here fails the tests that run over all of them.
     """
-    sizes = [{"num_rows": 45}, {"num_rows": 27, "first_row": 45}]
+    assert workload in _ROWS, f"no tiny slices for the workload {workload}"
+    more = {**_ROWS[workload], **more}
+    return [make_slice(root / f"slice_{seed}", seed=seed, **size, **more) for seed, size in enumerate(_SIZES)]
+
+
+def make_tiny_workload(workload, root):
+    """Write the smallest base model and such slices, of texts or of images; return both."""
     if workload == "image_classification":
         from tests.images import make_image_model, make_image_slice
 
-        images = [make_image_slice(root / f"slice_{index}", **size) for index, size in enumerate(sizes)]
+        images = [make_image_slice(root / f"slice_{index}", **size) for index, size in enumerate(_SIZES)]
         return make_image_model(root / "model"), images
-    assert workload in _ROWS, f"no tiny model and slices for the workload {workload}"
-    more = _ROWS[workload]
-    slices = [make_slice(root / f"slice_{seed}", seed=seed, **size, **more) for seed, size in enumerate(sizes)]
+    slices = make_rows(workload, root)
     if workload == WORKLOAD:
-        device = EmulatedDevice(num_layers=2, parameters_per_layer=64, forward_ms=0.1, backward_ms=0.2)
-        return write_device(root / "model", device), slices
+        return write_device(root / "model", EmulatedDevice(forward_ms=0.1)), slices
     make = make_tiny_classifier if workload == "sequence_classification" else make_tiny_model
     return make(root / "model"), slices
 

@@ -134,12 +134,11 @@ gates:
 """
 
 
-def report_results(params, *, speedup, is_proven=True):
+def report_results(speedup, *, is_proven=True):
     """Return what results.json says, as far as a tracker reads it; a gate was not checked where it is not proven."""
     verdict, state = ("passed", "proven") if is_proven else ("not checked", "unproven")
     verdict, state = ("failed", "withheld") if speedup is None else (verdict, state)
     results = YAML(typ="safe", pure=True).load(_RESULTS)
-    assert [cell["cell"] for cell in results["cells"]] == list(params.cells)
     two, (gate,) = results["cells"][1], results["gates"]
     two["standing"] = {"state": state, "gates": [gate["name"]] * (state != "proven"), "reason": None}
     if speedup:
@@ -165,7 +164,7 @@ class Place:
 
     def report(self, *, speedup, is_proven=True):
         """Make a report, beside files that are not for the tracker, and send it."""
-        results = report_results(self.params, speedup=speedup, is_proven=is_proven)
+        results = report_results(speedup, is_proven=is_proven)
         reports = self.folder / "reports"
         write_json(reports / "results.json", results)
         for name in ("charts/speedup.svg", "hub/model.safetensors", ".gitignore", "README.md"):

@@ -1,5 +1,6 @@
 """A scratch copy of the project in which a test may run, kill and edit what it likes."""
 
+import copy
 import os
 import shutil
 import subprocess
@@ -42,6 +43,16 @@ Tests run beside each other, so that no turn is quiet, and all count.
 """
 
 
+def set_values(params, changes):
+    """Set values in what params.yaml holds; a key names its place with dots."""
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        section = params
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = copy.deepcopy(value)  # which others may share
+
+
 class Workspace:
     """A project folder with DVC and git set up, whose commands run as a user would type them."""
 
@@ -81,18 +92,10 @@ class Workspace:
         return Workspace(folder, programs=programs)
 
     def change(self, changes):
-        """Set values in params.yaml; a key names its place with dots; the value None removes the key."""
+        """Set values in params.yaml; a key names its place with dots."""
         file = self.folder / "params.yaml"
         params = self._yaml.load(file)
-        for key, value in changes.items():
-            *path, last = key.split(".")
-            section = params
-            for part in path:
-                section = section[part]
-            if value is None:
-                del section[last]
-            else:
-                section[last] = value
+        set_values(params, changes)
         self._yaml.dump(params, file)
 
     def environment(self, **more):
@@ -123,9 +126,9 @@ class Workspace:
         """Run the flow to its end and return its output."""
         return self.run("python", "-m", "flows", **environment).stdout
 
-    def repro(self, *targets, ok=True, **environment):
-        """Run `dvc repro`."""
-        return self.run("dvc", "repro", *targets, ok=ok, **environment)
+    def repro(self, *targets, **options):
+        """Run `dvc repro`; for the options see `run`."""
+        return self.run("dvc", "repro", *targets, **options)
 
     def launches(self, cell):
         """Return how many times ranks were started for the cell."""

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 
 from tests.flows.toy_project import wait_for
 from tests.tiny import make_config, make_slice, make_tiny_model
@@ -26,7 +25,7 @@ KILLED = {
 class RayTraining:
     """A training in exact mode, with a checkpoint after every fifth step, and the weights that torchrun's has."""
 
-    def __init__(self, folder, cluster, *, python=sys.executable):
+    def __init__(self, folder, cluster, *, python):
         """`python`: of the stage, of torchrun and of ranks on the first machine."""
         self._folder, self.cluster, self._python = folder, cluster, python
         rows = make_slice(folder / "rows", num_rows=8 * _NUM_STEPS)
@@ -66,7 +65,7 @@ class RayTraining:
     def resumed_at(self, name):
         """Return the step after which the last launch went on; None if it has not come so far."""
         began = [one for one in events_in(self._stream(name)) if one["event"] == "segment_started"]
-        return int(began[0]["resumed_at_step"]) if began else None
+        return began[0]["resumed_at_step"] if began else None
 
     def saved_at(self, name):
         """Return a step that the last launch has saved for sure; None if it has not come so far."""

@@ -13,7 +13,7 @@ from tests.tiny import make_config, make_slice
 @pytest.mark.slow
 def test_a_rank_of_a_third_of_the_speed_is_called_a_straggler(ranks, tmp_path):
     # 24 ms per micro-batch: 25 steps of two, three times as long, are more than the two seconds that are needed.
-    device = EmulatedDevice(num_layers=2, parameters_per_layer=64, forward_ms=4, backward_ms=8)
+    device = EmulatedDevice(forward_ms=4)
     config = make_config(
         tmp_path / "work", write_device(tmp_path / "model", device), [make_slice(tmp_path / "slice", num_rows=200)],
         workload=WORKLOAD, strategy="ddp", world_size=2,

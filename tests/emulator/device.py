@@ -16,13 +16,11 @@ _DEFAULT_BUCKET_MIB = 25.0
 class EmulatedDevice:
     """One device of several alike, and the link between them; `ms` are of one micro-batch unless they say otherwise."""
 
-    num_layers: int
-    """Layers of the model, all alike."""
     forward_ms: float
-    """Forward of one layer."""
-    backward_ms: float
-    """Backward of one layer; its gradient is ready at the end of it."""
-    parameters_per_layer: int = 2048
+    """Forward of one layer; its backward takes twice as long, and its gradient is ready at the end of that."""
+    num_layers: int = 2
+    """Layers of the model, all alike."""
+    parameters_per_layer: int = 64
     """fp32 parameters that a layer really has; they are trained, exchanged and saved like any others."""
     gradient_mib_per_layer: float = 32.0
     """Gradient of a layer, as the link and the size of a bucket take it (MiB), in place of the few real bytes."""

@@ -52,5 +52,5 @@ class _Layer(torch.autograd.Function):
         if ctx.is_last:
             ctx.rank.join()
         of_weight = gradient.new_zeros(ctx.size).index_add_(0, places, gradient)
-        ctx.rank.run_layer(ctx.rank.device.backward_ms)
+        ctx.rank.run_layer(2 * ctx.rank.device.forward_ms)
         return gradient, of_weight, None, None, None

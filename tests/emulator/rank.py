@@ -27,7 +27,7 @@ class EmulatedRank:
         """When its last work was to end."""
         self.exchanged_at = 0.0
         """When a bucket was exchanged."""
-        self._behind_seconds = _BEHIND * device.num_layers * (device.forward_ms + device.backward_ms) / 1e3
+        self._behind_seconds = _BEHIND * device.num_layers * 3 * device.forward_ms / 1e3
 
     def join(self):
         """Go on from the end of what was last, or from now if that is long ago."""

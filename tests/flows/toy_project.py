@@ -112,7 +112,7 @@ def make_toy_project(folder):
 def free_port():
     """Return a port of the loopback device that nobody has right now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+        return server.getsockname()[1]
 
 
 def wait_for(is_so, *, seconds, what):

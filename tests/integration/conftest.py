@@ -89,21 +89,3 @@ def _make_once(tmp_path_factory, name, make):
 def workspace(finished, tmp_path, warm):
     """A copy of the finished workspace for one test, whose stages and ranks start at once."""
     return finished.copy(tmp_path / "project", programs=warm)
-
-
-@pytest.fixture
-def cold_workspace(finished, tmp_path):
-    """A copy of the finished workspace for one test that looks at its processes or ends them."""
-    return finished.copy(tmp_path / "project")
-
-
-def processes_in(folder):
-    """Return the command lines of all processes whose current directory is in the folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cwd").resolve().is_relative_to(folder):
-                found.append(f"{process.name}: {(process / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
-        except (OSError, PermissionError):
-            continue
-    return [line for line in found if not line.startswith(f"{os.getpid()}:")]

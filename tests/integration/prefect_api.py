@@ -16,7 +16,7 @@ def find_status(url, body=None, **headers):
     request = urllib.request.Request(url, content, {"Content-Type": "application/json", **headers})
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
-            return int(answer.status)
+            return answer.status
     except urllib.error.HTTPError as error:
         return error.code
     except OSError:

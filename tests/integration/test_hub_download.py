@@ -120,7 +120,7 @@ portal:
 login:
   {fault: [login, "(GET|HEAD) .*/resolve/"], code: 4, said: "127.0.0.1: a web page answers where data was asked for"}
 an hour:
-  fault: [wait, GET /api/]
+  fault: ["429", GET /api/]
   code: 4
   said: "HTTP 429, and it asks to wait 3,600 s; allowed: 90 s in all; run again then"
 """)
@@ -130,7 +130,7 @@ an hour:
 def test_what_cannot_be_had_ends_in_one_line_and_bounded_tries_and_leaves_nothing(reader, case):
     wanted = _CANNOT[case]
     if "fault" in wanted:
-        reader.hub.fail(*wanted["fault"], times=1000, seconds=3600)
+        reader.hub.fail(*wanted["fault"], times=1000)
     ended = reader.fetch(program=IN_HASTE + FETCH, **wanted.get("asked", {}))
     assert ended.returncode == wanted["code"], ended.stderr
     assert wanted["said"] in ended.stderr.splitlines()[-1]

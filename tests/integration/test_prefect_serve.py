@@ -102,7 +102,7 @@ def project_to_serve(tmp_path_factory, prefect_database):
     toy = make_toy_project(folder / "toy")
     toy.give_database(prefect_database)
     toy.repro("train@1proc", "measure")
-    device = EmulatedDevice(num_layers=2, parameters_per_layer=64, forward_ms=10, backward_ms=20)
+    device = EmulatedDevice(forward_ms=10)
     config = make_config(
         (toy.folder / _STEPS).parent, write_device(folder / "model", device),
         [make_slice(folder / "rows", num_rows=20_000)], cell="2proc", strategy="ddp", world_size=2,

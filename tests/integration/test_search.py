@@ -75,8 +75,8 @@ def _count_launches(workspace):
     return {logs.parts[-3]: len(list(logs.iterdir())) for logs in (workspace.folder / TRIALS).glob("*/work/logs")}
 
 
-def test_a_search_killed_at_any_time_goes_on_to_the_same_result_to_the_bit(searched, cold_workspace, warm):
-    killed = cold_workspace
+def test_a_search_killed_at_any_time_goes_on_to_the_same_result_to_the_bit(searched, finished, tmp_path, warm):
+    killed = finished.copy(tmp_path / "project")  # whose processes are started, and ended, as they are
     killed.change({**TINY, "tracking.kind": "none"})
     mark = new_mark()
     with none_left_of(mark):
@@ -85,7 +85,7 @@ def test_a_search_killed_at_any_time_goes_on_to_the_same_result_to_the_bit(searc
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         deadline = time.monotonic() + 600
-        while not (finished := list((killed.folder / TRIALS).glob("*/epochs-1/run.json"))):
+        while not (ended := list((killed.folder / TRIALS).glob("*/epochs-1/run.json"))):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -103,7 +103,7 @@ def test_a_search_killed_at_any_time_goes_on_to_the_same_result_to_the_bit(searc
     before, after = _count_launches(searched), _count_launches(killed)
     assert sum(before.values()) == _NUM_TRAININGS
     again = {trial for trial in after if after[trial] > before[trial]}
-    assert again <= set(after) - {file.parents[1].name for file in finished}
+    assert again <= set(after) - {file.parents[1].name for file in ended}
     assert len(again) <= TINY["search"]["at_once"]
 
 

@@ -80,10 +80,10 @@ def test_an_input_edited_in_the_middle_of_a_stage_fails_it_in_one_line(edge, sha
     os.link(file, kept)
     new = f"import pathlib; p = pathlib.Path({str(file)!r}); p.unlink(); p.write_text({after!r})"
     _, _, module, *arguments = shlex.split(_entry(stage)["cmd"])
-    told = {"first": MEANWHILE.format(edit=new), "has_services": True}
+    first = MEANWHILE.format(edit=new)
     try:
         with pytest.raises(StageFailedError) as ended:
-            StageProcess(shared.folder, module.removeprefix("tasks."), *arguments, **told).finish()
+            StageProcess(shared.folder, module.removeprefix("tasks."), *arguments, first=first).finish()
     finally:
         kept.replace(file)
     assert ended.value.exit_code == (3 if what.startswith(("data", "reports")) else 2)

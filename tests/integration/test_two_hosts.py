@@ -13,15 +13,17 @@ import pytest
 from ruamel.yaml import YAML
 
 from tasks.records.run import RunFile, read_segment
+from tests.extras import skip_without
 from tests.flows.toy_project import wait_for
 from tests.integration.hosts import TwoHosts, two_hosts
-from tests.ray_cluster import Cluster, needs_ray, two_raylets
+from tests.ray_cluster import Cluster, two_raylets
 from tests.tiny import make_tiny_model
 from tests.training.conftest import events_in
 from tests.warm.environment import warm_environment
 from tests.workspace import SMALL, Workspace
 
-pytestmark = [pytest.mark.slow, needs_ray]
+skip_without("ray")
+pytestmark = pytest.mark.slow
 
 _WATCHDOG_SECONDS = 24.0
 """Ranks of a busy machine are heard within half of it."""

@@ -5,16 +5,14 @@ runs left out; `read_texts` all words of the runs that are shown; `take_away` ha
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import sqlite3
 import struct
 from pathlib import Path
 
-import pytest
-
 from tasks.params.choices import list_file_names, read_constant
+from tests.extras import skip_without
 from tests.flows.toy_project import free_port
 
 TRACKERS = list_file_names("tasks/services/trackers")
@@ -22,9 +20,7 @@ TRACKERS = list_file_names("tasks/services/trackers")
 
 def require_tracker(name):
     """Skip the test where the tracker is not installed."""
-    package = read_constant(f"tasks/services/trackers/{name}.py", "PACKAGE")
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: make extras")
+    skip_without(read_constant(f"tasks/services/trackers/{name}.py", "PACKAGE"))
 
 
 class Mlflow:

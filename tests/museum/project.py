@@ -1,12 +1,11 @@
 """Scratch projects: the sources of this checkout, a tiny model and a few rows, and the stages run on them."""
 
 import compileall
-import copy
 import json
 import shlex
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from ruamel.yaml import YAML
 from tests.museum.stage_process import StageProcess, run_stages
 from tests.museum.workloads import PARAMS, VOCAB_SIZE, write_rows, write_tokenizer
 from tests.tiny import make_tiny_model
+from tests.workspace import set_values
 from training.process.files import write_json
 
 CELLS = ("1proc", "2proc")
@@ -28,11 +28,11 @@ class Size:
 
     num_rows: tuple[int, int] = (45, 29)
     """Rows of the two ranges; neither a multiple of the global batch."""
-    train: tuple[tuple[str, Any], ...] = ()
+    train: dict[str, Any] = field(default_factory=dict)
     """Changes to the section `train` of params.yaml."""
     workload: str = "causal_lm"
     """What is trained: one of tests/museum/workloads.py; who asks for another one writes its model, too."""
-    measure: tuple[tuple[str, Any], ...] = ()
+    measure: dict[str, Any] = field(default_factory=dict)
     """Changes to the section `measure`."""
 
 
@@ -72,12 +72,7 @@ def copy_project(project, folder):
 def change_params(project, changes):
     """Set values in params.yaml; a key names its place with dots."""
     params = json.loads((project / "params.yaml").read_bytes())
-    for key, value in changes.items():
-        *path, last = key.split(".")
-        section = params
-        for part in path:
-            section = section.setdefault(part, {})
-        section[last] = copy.deepcopy(value)  # which an exhibit shares with every comparison that it is shown in
+    set_values(params, changes)
     write_json(project / "params.yaml", params)
 
 
@@ -146,31 +141,22 @@ def _machine():
     return collect_machine_facts().model_copy(update={"gpus": [], "num_gpus": 0}).model_dump(mode="json")
 
 
+_PARAMS = """
+name: museum
+description: A comparison that may have a defect.
+train: {epochs: 1, global_batch_size: 8, micro_batch_size: 2, learning_rate: 2.0e-3, warmup_steps: 2,
+  weight_decay: 0.01, max_grad_norm: 1.0, seed: 1}
+# The gates are what is looked at here; speeds of whole trainings are enough for them.
+measure: {speed: false}
+cells:
+  1proc: {strategy: single, world_size: 1, launcher: forked}
+  2proc: {strategy: ddp, world_size: 2, launcher: forked}
+"""
+
+
 def _params(names, size):
-    return {
-        "name": "museum",
-        "description": "A comparison that may have a defect.",
-        "model": PARAMS[size.workload]["model"],
-        "dataset": PARAMS[size.workload]["dataset"],
-        "ranges": names[:-1],
-        "heldout": names[-1],
-        "workload": size.workload,
-        "train": {
-            "epochs": 1,
-            "global_batch_size": 8,
-            "micro_batch_size": 2,
-            "learning_rate": 2e-3,
-            "warmup_steps": 2,
-            "weight_decay": 0.01,
-            "max_grad_norm": 1.0,
-            "seed": 1,
-            **PARAMS[size.workload]["train"],
-            **dict(size.train),
-        },
-        # The gates are what is looked at here; speeds of whole trainings are enough for them.
-        "measure": {"speed": False, **dict(size.measure)},
-        "cells": {
-            "1proc": {"strategy": "single", "world_size": 1, "launcher": "forked"},
-            "2proc": {"strategy": "ddp", "world_size": 2, "launcher": "forked"},
-        },
-    }
+    params, own = YAML(typ="safe", pure=True).load(_PARAMS), PARAMS[size.workload]
+    params["train"] |= own["train"] | size.train
+    params["measure"] |= size.measure
+    names = {"ranges": names[:-1], "heldout": names[-1]}
+    return params | names | {"workload": size.workload, "model": own["model"], "dataset": own["dataset"]}

@@ -35,20 +35,18 @@ class StageFailedError(Exception):
 class StageProcess:
     """A running stage; its output is added to a file in the project.
 
-    `first` is Python that runs before anything of the project is imported.
+    `first` is Python that runs before anything of the project is imported; with it, nothing is left out of the stage.
     """
 
-    def __init__(self, project, stage, *arguments, first="", has_services=False):
+    def __init__(self, project, stage, *arguments, first=""):
         self._stage = stage
         self._log = project / _LOG
-        told = (project, stage, arguments, self._log, first, has_services)
-        self._process = _CONTEXT.Process(target=_be_stage, args=told)
+        self._process = _CONTEXT.Process(target=_be_stage, args=(project, stage, arguments, self._log, first))
         self._process.start()
 
     @property
     def pid(self):
         """The process."""
-        assert self._process.pid is not None
         return self._process.pid
 
     def finish(self):
@@ -72,7 +70,6 @@ def run_stages(project, stages):
     process.start()
     process.join(len(stages) * _TIMEOUT_SECONDS)
     if process.exitcode is None:
-        assert process.pid is not None
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
     codes = [int(code) for code in ended.read_text().split()] if ended.exists() else []
@@ -92,10 +89,10 @@ def run_elsewhere(function, *arguments):
     assert process.exitcode == 0, f"{function.__name__} ended with {process.exitcode}"
 
 
-def _be_stage(project, stage, arguments, log, first, has_services):
+def _be_stage(project, stage, arguments, log, first):
     _enter(project, log)
     exec(first, {})
-    _run(stage, arguments, has_services=has_services)
+    _run(stage, arguments, has_services=bool(first))
 
 
 def _be_stages(project, stages, log, ended):

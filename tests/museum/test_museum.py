@@ -30,9 +30,9 @@ _WEAK = MEASURE | {
 _RIGHT = {
     # 47 rows are one batch of 30 and one of 17: most ranks run dummies in its last round.
     "five ranks and partial batches": (
-        5, Size(num_rows=(47, 29), train=(("global_batch_size", 30), ("micro_batch_size", 1))),
+        5, Size(num_rows=(47, 29), train={"global_batch_size": 30, "micro_batch_size": 1}),
     ),
-    "weak scaling, timed": (2, Size(num_rows=(61, 29), measure=tuple(_WEAK.items()))),
+    "weak scaling, timed": (2, Size(num_rows=(61, 29), measure=_WEAK)),
 }  # fmt: skip
 _OWED = (
     "Update equivalence", "Gradients were synchronised", "Same parameters on all ranks", "Every sample exactly once",

@@ -10,7 +10,6 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder, SourceFileLoader
@@ -27,7 +26,7 @@ class Patch:
 
     name: str
     """`module:qualified.name`."""
-    change: Callable[..., Any]
+    change: Any
     """Called with the original and what that was called with; of a constant, with its value."""
 
     @property

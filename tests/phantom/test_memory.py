@@ -12,7 +12,7 @@ from tests.phantom.counts import read_counts
 from tests.phantom.true_models import NUM_PARAMETERS, make_true_case
 from tests.processes import run_python
 from tests.tiny import make_config, make_slice, make_tiny_model
-from tests.training.conftest import facts_of, start_ranks
+from tests.training.conftest import facts_of, run_torchrun
 from training.rehearsal.rehearsed_step import rehearse_step
 
 pytestmark = pytest.mark.slow
@@ -63,8 +63,7 @@ def test_a_rehearsal_of_two_ranks_is_within_5_percent_of_what_their_training_rec
         tmp_path / "work", model, slices, device="cuda", strategy=strategy, world_size=2, **changes
     )  # fmt: skip
     on_phantom("A100-80", num_cards=2)
-    started = start_ranks(config)
-    assert started.wait(timeout=300) == 0, (tmp_path / "work" / "output.log").read_text()[-4000:]
+    run_torchrun(config)
     recorded = facts_of(config, 0)["peak_memory_gib"]
     step = rehearse_step(read_told(config, tmp_path), capability=CARDS["A100-80"].capability)
     assert step.total_bytes / 2**30 == pytest.approx(recorded, rel=0.05)

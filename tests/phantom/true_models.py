@@ -39,7 +39,7 @@ PRESETS = YAML(typ="safe", pure=True).load(_PRESETS)
 _IMAGE_SIZE = 224
 
 
-def make_true_case(folder, name, *, num_steps=3):
+def make_true_case(folder, name, *, num_steps):
     """Write config.json of a model and a slice of rows; return what tests.tiny.make_config takes, all by name."""
     workload = _WORKLOADS.get(name, "causal_lm")
     model = folder / "model"

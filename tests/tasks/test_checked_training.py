@@ -8,9 +8,9 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.flows.toy_project import wait_for
-from tests.integration.conftest import processes_in
 from tests.museum.project import Size, change_params, copy_project, make_project, patch_project, start_training
 from tests.museum.stage_process import StageFailedError, run_elsewhere
+from tests.processes import list_in
 from tests.tasks.wrong_updates import BETWEEN
 from tests.training.replays import list_verdicts
 
@@ -163,7 +163,7 @@ def test_killed_between_keeping_and_replaying_it_trains_and_checks_that_update_a
     os.kill(stage.pid, signal.SIGKILL)
     with pytest.raises(StageFailedError):
         stage.finish()
-    wait_for(lambda: not processes_in(project), seconds=30, what="nobody is left")
+    wait_for(lambda: not list_in(project), seconds=30, what="nobody is left")
     (project / "patches").unlink()
     found = train(project)
     assert list_verdicts(found) == PASSED

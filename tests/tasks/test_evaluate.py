@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from benchmarks.growth.finished import seal_segment
 from tasks.evaluate import HeldoutRows, ModelToEvaluate, evaluate
 from tasks.evaluating.heldout_rows import make_batches
 from tasks.records.manifests import SlicesManifest
-from tests.finished_comparison import run_facts, write_receipt
+from tests.finished_comparison import run_facts
 from tests.museum.workloads import write_tokenizer
 from tests.tiny import make_slice, make_tiny_model
 from tests.tracked_run import PARAMS
@@ -33,7 +34,7 @@ def _write_run(folder, weights):
     segment.mkdir(parents=True)
     checkpoint = segment / "tiny_80-160-epoch-1.pt"
     torch.save(weights, checkpoint)
-    write_receipt(segment, [checkpoint.name])
+    seal_segment(segment)
     final = str(checkpoint.relative_to(folder))
     write_json(folder / "run.json", run_facts(folder.name, segments=[], final_checkpoint=final))
 

@@ -17,7 +17,6 @@ from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ConfigurationError
 from tests.conftest import PROJECT
 from tests.extras import skip_without
-from tests.ray_cluster import needs_ray
 
 GOOD = """\
 name: test
@@ -143,8 +142,8 @@ def test_a_local_model_with_too_few_positions_is_refused_whatever_else_its_confi
     load(GOOD.replace("builtin:tiny-qwen2", "path:model"), says if is_short else None)
 
 
-@needs_ray
 def test_several_machines_are_a_cluster_of_ray(project):
+    skip_without("ray")
     preset = project / "presets" / "resnet18-2nodes.yaml"
     assert load_params(preset, looks_at_data=False).cells["2nodes"].ranks_per_node == 1
     for was, instead, says in (

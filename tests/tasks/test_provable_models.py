@@ -53,8 +53,7 @@ def test_a_presets_model_is_proven(preset, changes, tmp_path, project):
     told = YAML(typ="safe", pure=True).load(project / "presets" / f"{preset}.yaml")
     is_of_images = told["workload"] == "image_classification"
     train = told["train"] | _TOLD["train"] | ({"precision": "fp32"} if is_of_images else {"seq_len": 64})
-    measure = tuple(_TOLD["measure"].items())
-    size = Size(num_rows=(29, 13), workload=told["workload"], train=tuple(train.items()), measure=measure)
+    size = Size(num_rows=(29, 13), workload=told["workload"], train=train, measure=_TOLD["measure"])
     run_elsewhere(make_project, tmp_path, project, size)
     norm = {"norm": "sync_batch"} if changes else {}
     run_elsewhere(_write_model, tmp_path / "data/base_model", _MODELS[preset], norm)

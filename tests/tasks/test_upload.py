@@ -10,12 +10,13 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from benchmarks.growth.finished import seal_segment
 from tasks import upload
 from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.reporting.document import render_model_card, render_report
 from tasks.reporting.results import Results, read_results, write_results
-from tests.finished_comparison import make_finished_comparison, make_results, read_json, write_receipt
+from tests.finished_comparison import make_finished_comparison, make_results, read_json
 from training.model.weights import compute_parameter_checksum
 from training.process.files import digest_file, write_json
 
@@ -102,7 +103,7 @@ def test_weights_of_a_training_that_the_report_is_not_of_are_refused(comparison)
     # Trained again, with another rate: all that its receipts say is true.
     next(iter(weights.values())).mul_(1.5)
     torch.save(weights, final)
-    write_receipt(final.parent, [final.name, "state.pt"])
+    seal_segment(final.parent)
     require_refused(r"are not those that the report is of .*: 2proc was trained again since; run")
     # Trained further: the last checkpoint is another one than the report's.
     report(final_checkpoint="segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt")

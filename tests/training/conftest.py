@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,19 +13,14 @@ import pytest
 import torch
 
 from tests.conftest import PROJECT
-from tests.gpu.steps import open_steps
+from tests.gpu.steps import open_steps, read_told
 from tests.ledgers import read_ledger
-from tests.tiny import make_config, make_slice
-from training.config import read_config
+from tests.processes import run_python
+from tests.tiny import make_config, make_rows
 from training.loop import train
 from training.process.distributed import join_ranks
 from training.process.events import EventStream, StopRequest
 from training.process.files import write_json
-
-_ROWS_OF = {
-    "sequence_classification": {"num_classes": 3, "min_len": 2},
-    "instruction": {"longest_prompt": 40, "min_len": 2},
-}
 
 
 @pytest.fixture(scope="session")
@@ -40,15 +33,11 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory):
-    """Return `rows(workload)`: two slices of ragged rows, with sizes that no batch divides: 45 and 27."""
+    """Return `rows(workload)`: two slices of ragged rows, with sizes that no batch divides."""
 
     @cache
     def write(workload):
-        root, more = tmp_path_factory.mktemp("slices"), _ROWS_OF.get(workload, {})
-        return [
-            make_slice(root / str(num_rows), seed=seed, num_rows=num_rows, first_row=first_row, **more)
-            for seed, (num_rows, first_row) in enumerate([(45, 0), (27, 45)])
-        ]
+        return make_rows(workload, tmp_path_factory.mktemp("slices"), min_len=1 if workload == "causal_lm" else 2)
 
     return write
 
@@ -83,7 +72,7 @@ class Toy:
 
     def read(self, **changes):
         """Return the same as a training process reads it."""
-        return parsed(self.tell(**changes), self.folder)
+        return read_told(self.tell(**changes), self.folder)
 
     def build(self, **changes):
         """Return its strategy on this process alone."""
@@ -146,17 +135,10 @@ def train_here(alone, tmp_path, signals_as_before):
             return is_sent
 
         events.send = send_and_interrupt
-        train(parsed(config, tmp_path), alone, stop=StopRequest(), events=events)
+        train(read_told(config, tmp_path), alone, stop=StopRequest(), events=events)
         return events_in(stream)
 
     return launch
-
-
-def parsed(config, folder):
-    """Return the config as a training process reads it."""
-    path = folder / "config.json"
-    write_json(path, config)
-    return read_config(path)
 
 
 def events_in(stream):
@@ -167,22 +149,19 @@ def events_in(stream):
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def start_ranks(config):
-    """Start a real torchrun with the config's number of ranks; its output goes to work_dir/output.log."""
-    work_dir = Path(config["work_dir"])
-    work_dir.mkdir(parents=True, exist_ok=True)
-    write_json(work_dir / "config.json", config)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={config['world_size']}", "-m", "training", "--config", str(work_dir / "config.json")]
-    with (work_dir / "output.log").open("wb") as log:
-        return subprocess.Popen(
-            command,
-            cwd=PROJECT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""},
-        )
+def run_torchrun(config):
+    """Train under a real torchrun to the end; return what was said. AssertionError with its end where it fails."""
+    told = Path(config["work_dir"]) / "config.json"
+    told.parent.mkdir(parents=True, exist_ok=True)
+    write_json(told, config)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config['world_size']}")
+    done = run_python(
+        *torchrun, "-m", "training", "--config", told, folder=PROJECT, timeout=300, OMP_NUM_THREADS="1",
+        PYTHONDONTWRITEBYTECODE="",
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said[-6000:]
+    return said
 
 
 def weights_at_end(config, segment=-1):
@@ -213,7 +192,7 @@ def steps_of(config):
     ]
 
 
-def learned_rows(config, segment=-1):
+def learned_rows(config, segment):
     """Return step and row of everything that a segment learned from, in order."""
     ledger = read_ledger(folder_of(config, segment))
     return sorted(zip(ledger["step"].tolist(), ledger["row_id"].tolist(), strict=True))

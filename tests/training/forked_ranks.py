@@ -49,16 +49,15 @@ class ForkedRanks:
         work_dir = Path(config["work_dir"])
         work_dir.mkdir(parents=True, exist_ok=True)
         write_json(work_dir / "config.json", config)
-        asked = {"work_dir": str(work_dir), "world_size": config["world_size"], "fault": fault, "entry": entry}
-        self._process.stdin.write(json.dumps({**asked, "ends_others": ends_others}) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
+        asked = {
+            "work_dir": str(work_dir), "world_size": config["world_size"], "fault": fault, "entry": entry,
+            "ends_others": ends_others,
+        }  # fmt: skip
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        return self.wait()
 
     def wait(self):
-        """Return the exit codes of the ranks that were started last, by rank, when all have ended."""
-        return self._answer()
-
-    def _answer(self):
+        """Return what is answered next: when all ranks that were started last have ended, their exit codes by rank."""
         return json.loads(self._process.stdout.readline())
 
     def train(self, config):
@@ -109,8 +108,7 @@ def _serve():
 
 
 def _say(numbers):
-    sys.stdout.write(json.dumps(numbers) + "\n")
-    sys.stdout.flush()
+    print(json.dumps(numbers), flush=True)
 
 
 def _start(work_dir, world_size, fault, entry):

@@ -10,6 +10,7 @@ import torch
 
 from tasks.equivalence.reference.update import OneProcess, make_rank_order
 from tasks.equivalence.replay import UpdateReplayer
+from tests.training.conftest import facts_of
 from tests.training.forked_ranks import last_words
 from training.process.files import write_json
 
@@ -59,9 +60,7 @@ def follow(stream, replayer, waiting):
 
 def list_checked(config):
     """Return what finished segments say of their updates."""
-    folders = [Path(config["work_dir"]) / "segments" / part["fingerprint"] for part in config["segments"]]
-    facts = [json.loads((folder / "segment.json").read_bytes()) for folder in folders]
-    return [one for part in facts for one in part["checked_updates"]]
+    return [one for index in range(len(config["segments"])) for one in facts_of(config, index)["checked_updates"]]
 
 
 def list_verdicts(updates):

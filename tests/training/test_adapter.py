@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from tests.extras import skip_without
+from tests.gpu.steps import read_told
 from tests.training.conftest import (
     are_bitwise_equal,
     facts_of,
     folder_of,
-    parsed,
     relative_l2,
     state_at_end,
     weights_at_end,
@@ -49,7 +49,7 @@ def test_a_checkpoint_is_the_ordinary_model_with_the_loss_of_the_adapted_one(bas
     config, source = trained(**_tell(base)), causal_lm.open_slice(toy.rows("causal_lm")[0])
     (file,) = folder_of(config).glob("tiny_*.pt")
     merged, adapted = causal_lm.load_model(toy.models("tiny"), checkpoint=file), _load_base(toy, None)
-    found = adapt(adapted, parsed(config, toy.folder), device=_CPU)
+    found = adapt(adapted, read_told(config, toy.folder), device=_CPU)
     found.load_factors(_factors(config))
     batch = source.collate(range(16), seq_len=32)
     with torch.no_grad():

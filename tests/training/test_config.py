@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.training.conftest import parsed
+from tests.gpu.steps import read_told
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from tests.training.conftest import parsed
 )
 def test_a_wrong_key_or_value_is_refused_by_name(changes, words, toy):
     with pytest.raises(ValueError, match=words):
-        parsed({**toy.tell(), **changes}, toy.folder)
+        read_told({**toy.tell(), **changes}, toy.folder)

@@ -3,7 +3,8 @@
 import pytest
 
 from tasks.equivalence.reference.update import OneProcess, make_other_orders, make_rank_order
-from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
+from tests.gpu.steps import read_told
+from tests.training.conftest import facts_of, relative_l2, weights_at_end
 from tests.training.replays import train_one_process
 
 _TWO = {"model": "large", "world_size": 2}
@@ -24,7 +25,7 @@ def test_half_the_bytes_are_sent_in_16_bit_as_one_process_that_rounds_so_compute
         recorded = facts["recorded_exchanges"]
         assert (recorded["number"], recorded["num_bytes"]) == (6 * len(buckets), 6 * num_bytes)
     assert 0 < relative_l2(weights_at_end(config), weights_at_end(plain)) < 2e-3
-    settings = parsed(config, toy.folder)
+    settings = read_told(config, toy.folder)
     assert relative_l2(weights_at_end(config), train_one_process(settings).weights) < 1e-6
     orders = make_rank_order(settings), *make_other_orders(settings)
     expected, *others = OneProcess(settings).gradient(1, *orders).by_order

@@ -17,6 +17,7 @@ from tasks.process.logs import switch_off_telemetry
 from tests.warm.imports import HEAVY
 
 _PROJECT = Path(__file__).resolve().parents[2]
+_REAL = Path(sys.executable)
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _NO_MATTER = (
     "PYTHON", "PYTHONBREAKPOINT", "PYTHONDONTWRITEBYTECODE", "HF_HUB_DISABLE_TELEMETRY", "HF_XET_TELEMETRY_ENABLED",
@@ -29,18 +30,18 @@ _ROOM_FOR_WORDS, _ROOM_FOR_ENVIRONMENT = "." * 20_000, "." * 60_000
 
 
 @contextlib.contextmanager
-def warm_environment(given=None, start=subprocess.Popen, *, modules=HEAVY, real=Path(sys.executable)):
+def warm_environment(given=None, start=subprocess.Popen, *, modules=HEAVY):
     """Yield the environment's folder `bin`; processes that it was asked for end with it.
 
     `given` stands in the environment when the server starts, for what a process looks at only then. Processes run where
     `start` starts the server: on this host, or on one of two (tests/integration/hosts.py). They have imported
-    `modules`, and are of the interpreter `real`, which may be one of few packages.
+    `modules`.
     """
     # The path of a socket has a hundred characters at most.
     with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as folder:
         path = Path(folder) / "socket"
         server = start(
-            [str(real), "-m", "tests.warm.server", str(path), _ROOM_FOR_WORDS], cwd=_PROJECT, text=True,
+            [str(_REAL), "-m", "tests.warm.server", str(path), _ROOM_FOR_WORDS], cwd=_PROJECT, text=True,
             stdout=subprocess.PIPE,
             env={
                 **os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "ROOM": _ROOM_FOR_ENVIRONMENT,
@@ -49,7 +50,7 @@ def warm_environment(given=None, start=subprocess.Popen, *, modules=HEAVY, real=
         )  # fmt: skip
         try:
             assert server.stdout.readline() == "ready\n"
-            yield _write(Path(folder) / "environment", path, real, {**os.environ, **(given or {})})
+            yield _write(Path(folder) / "environment", path, {**os.environ, **(given or {})})
         finally:
             server.kill()
             server.communicate()
@@ -66,20 +67,20 @@ def main():
         sys.stdin.read()
 
 
-def _write(folder, socket, real, environment):
+def _write(folder, socket, environment):
     """Write what a virtual environment consists of; return its folder `bin`."""
-    shutil.copytree(real.parent, folder / "bin", symlinks=True, ignore=shutil.ignore_patterns("python*"))
-    shutil.copy(real.parents[1] / "pyvenv.cfg", folder)
+    shutil.copytree(_REAL.parent, folder / "bin", symlinks=True, ignore=shutil.ignore_patterns("python*"))
+    shutil.copy(_REAL.parents[1] / "pyvenv.cfg", folder)
     for name in ("lib", "lib64"):
-        (folder / name).symlink_to(real.parents[1] / "lib")
+        (folder / name).symlink_to(_REAL.parents[1] / "lib")
     inherited = {name: value for name, value in environment.items() if name.startswith(("PYTHON", "HF_"))}
     for name in _NO_MATTER:
         inherited.pop(name, None)
     if inherited.get("HF_HUB_OFFLINE") == "1":
         inherited.pop("HF_HUB_OFFLINE")
     python = folder / "bin" / "python"
-    facts = f"SOCKET, REAL, INHERITED, NO_MATTER = {str(socket)!r}, {str(real)!r}, {inherited!r}, {_NO_MATTER!r}"
-    python.write_text(f"#!{real} -ISE\n{facts}\n{_LAUNCHER.read_text()}")
+    facts = f"SOCKET, REAL, INHERITED, NO_MATTER = {str(socket)!r}, {str(_REAL)!r}, {inherited!r}, {_NO_MATTER!r}"
+    python.write_text(f"#!{_REAL} -ISE\n{facts}\n{_LAUNCHER.read_text()}")
     python.chmod(0o755)
     return folder / "bin"
 

@@ -8,31 +8,14 @@ import importlib
 
 from tests.warm.huge_pages import collapse_memory
 
-HEAVY = [
-    "torch",
-    "torch.distributed",
-    "torch.nn.parallel",
-    "transformers",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.qwen2.modeling_qwen2",
-    "transformers.generation",
-    "tests.warm.first_times",
-    "safetensors.torch",
-    "scipy.stats",
-    "tokenizers",
-    "pydantic.main",
-    "pydantic.functional_validators",
-    "pydantic.plugin._loader",
-    "pydantic.types",
-    "rich.progress",
-    "ruamel.yaml",
-    "pandas",
-    "matplotlib.figure",
-    "jinja2",
-    "mlflow.tracking",
-    "mlflow.store.tracking.sqlalchemy_store",
-]
+_HEAVY = """
+torch torch.distributed torch.nn.parallel transformers transformers.modeling_utils
+transformers.models.auto.modeling_auto transformers.models.qwen2.modeling_qwen2 transformers.generation
+tests.warm.first_times safetensors.torch scipy.stats tokenizers pydantic.main pydantic.functional_validators
+pydantic.plugin._loader pydantic.types rich.progress ruamel.yaml pandas matplotlib.figure jinja2
+mlflow.tracking mlflow.store.tracking.sqlalchemy_store
+"""
+HEAVY = _HEAVY.split()
 
 
 def import_ahead(modules):

@@ -138,8 +138,7 @@ def _main():
     # no file it asks every module, of which there are thousands here: two seconds of every torchrun.
     inspect.modulesbyfile["<frozen runpy>"] = "runpy"
     server = _Server(sys.argv[1])
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+    print("ready", flush=True)
     server.serve()
     _end(_run(sys.argv[0]))
 

@@ -33,7 +33,7 @@ _alone = pytest.mark.alone
 """What it holds is told by seconds; the others hold whoever runs beside them."""
 
 DEVICE = EmulatedDevice(
-    num_layers=3, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=25.0, link_latency_ms=10.0
+    forward_ms=1.0, num_layers=3, parameters_per_layer=2048, gradient_mib_per_layer=25.0, link_latency_ms=10.0
 )
 """9 ms per micro-batch and 3 buckets of 10 ms: what two of them lose is communication, however busy the machine is."""
 MEASURE = {
@@ -41,7 +41,7 @@ MEASURE = {
     "waterfall_seconds": 2,
 }  # fmt: skip
 """Advice ends before that, once it is sure."""
-PARAMS = emulated_params([1, 2], num_micro_batches=4, measure=MEASURE)
+PARAMS = emulated_params([1, 2], **MEASURE)
 TWO = Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)
 MICRO_BATCHES, ONE_BUCKET = "micro-batches of 2 samples instead of 1", "one bucket for all gradients"
 
@@ -57,7 +57,7 @@ def measured(tmp_path_factory, warm):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(warm / "python"))
         patch.setattr(advice, "list_knobs", list_two)
-        return measure_device(DEVICE, PARAMS, folder=folder, stop=threading.Event(), num_devices=4)
+        return measure_device(DEVICE, PARAMS, folder=folder, num_devices=4)
 
 
 @_alone
@@ -115,8 +115,7 @@ def stop():
 @pytest.fixture
 def waiting(tmp_path, stop, starts_warm):
     """Two ranks that wait for blocks."""
-    params = emulated_params([2], num_micro_batches=4)
-    with emulated_ranks(params, folder=tmp_path, device=DEVICE, stop=stop) as workers:
+    with emulated_ranks(emulated_params([2]), folder=tmp_path, device=DEVICE, stop=stop) as workers:
         yield workers["2dev"]
 
 

@@ -83,7 +83,7 @@ class Stage:
 def inputs(tmp_path_factory):
     """A model whose layers sleep, which leaves the cores to who starts, and more rows than any test waits for."""
     root = tmp_path_factory.mktemp("endless")
-    device = EmulatedDevice(num_layers=2, parameters_per_layer=64, forward_ms=4, backward_ms=8)
+    device = EmulatedDevice(forward_ms=4)
     return write_device(root / "model", device), [make_slice(root / "rows", num_rows=20_000)]
 
 

@@ -35,10 +35,9 @@ def block(name, turn, **changes):
     return BlockWork(**dict(made) | changes)
 
 
-def arm_blocks(name, **changes):
-    """Return the blocks of an arm; changes are made to the one of turn 3, or to all where `turn` is None."""
-    changed = changes.pop("turn", 3)
-    blocks = [block(name, turn, **(changes if changed in (None, turn) else {})) for turn in range(1, NUM_TURNS + 1)]
+def arm_blocks(name, *, turn=3, **changes):
+    """Return the blocks of an arm; changes are made to the one of this turn, or to all where it is None."""
+    blocks = [block(name, number, **(changes if turn in (None, number) else {})) for number in range(1, NUM_TURNS + 1)]
     return ArmBlocks(phase="speedup", arm=name, cell=name[:5], kind=KINDS[name], blocks=blocks)
 
 

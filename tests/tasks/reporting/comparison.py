@@ -42,13 +42,14 @@ def rows_of(name):
     return range(*map(int, name.split("-")))
 
 
-def write_comparison(folder, *, params=None, seconds=None, device="cpu"):
+def write_comparison(folder, *, params=None, seconds=SECONDS, device="cpu"):
     """Write everything that the stages before the report leave behind; return what params.yaml holds."""
     params = params or PARAMS
-    seconds = seconds or SECONDS
     write_json(folder / "params.yaml", params)  # JSON is YAML
     (folder / "measurements").mkdir(parents=True, exist_ok=True)
-    _write_sources(folder)
+    write_json(folder / "raw" / "manifest.json", BY_HAND["raw"])
+    write_json(folder / "base_model" / "manifest.json", BY_HAND["base_model"] | {"num_parameters": NUM_PARAMETERS})
+    write_json(folder / "machine.json", BY_HAND["machine"])
     slices = {name: _write_slice(folder / "slices" / name, name) for name in [*params["ranges"], params["heldout"]]}
     about = {"workload": params["workload"], "heldout": params["heldout"], "slices": slices}
     write_json(folder / "slices" / "manifest.json", {"vocab_size": 128, "eos_token_id": 127} | about)
@@ -114,12 +115,6 @@ def write_lines(segment, lines):
 def segment_folder(folder, cell, part="0-8"):
     """Return where a segment of the first epoch lies."""
     return folder / "runs" / cell / "segments" / f"{part}-epoch-1"
-
-
-def _write_sources(folder):
-    write_json(folder / "raw" / "manifest.json", BY_HAND["raw"])
-    write_json(folder / "base_model" / "manifest.json", BY_HAND["base_model"] | {"num_parameters": NUM_PARAMETERS})
-    write_json(folder / "machine.json", BY_HAND["machine"])
 
 
 def _write_slice(folder, name):

@@ -16,7 +16,7 @@ def test_a_report_is_sent_without_what_is_published_and_without_that_of_a_search
     for name in (*sent, "hub/model.pt", "README.md", "search.html", "search.md", "search/a.svg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    assert set(collect_report(report_results(tracked_params(), speedup=None), tmp_path).files) == sent
+    assert set(collect_report(report_results(None), tmp_path).files) == sent
 
 
 def test_identity_is_that_of_params_code_model_machine_and_data_and_of_nothing_else(tmp_path):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.conftest import events_in, parsed
+from tests.gpu.steps import read_told
+from tests.training.conftest import events_in
 from tests.training.replays import check, list_checked
 from training.loop import train
 from training.process.events import EventStream, StopRequest
@@ -29,7 +30,7 @@ def test_a_full_disk_ends_the_stream_with_one_warning_and_no_training(caplog, to
     with caplog.at_level(logging.WARNING):
         events.send("step", step=1)
         config = check(toy.tell(), 1, 3)
-        train(parsed(config, toy.folder), alone, stop=StopRequest(), events=events)
+        train(read_told(config, toy.folder), alone, stop=StopRequest(), events=events)
     assert caplog.text.count("the event stream ends here") == 1
     assert [(update["step"], update["verdict"]) for update in list_checked(config)] == [
         (1, "not checked"),

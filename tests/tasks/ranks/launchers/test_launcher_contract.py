@@ -7,24 +7,23 @@ import pytest
 
 from tasks.params.choices import list_file_names
 from tasks.ranks.launchers import load_launcher
+from tests.extras import skip_without
 from tests.flows.toy_project import living, wait_for
-from tests.ray_cluster import needs_ray
 from training.process.files import write_json
 
 pytestmark = pytest.mark.slow
 
-LAUNCHERS = [
-    pytest.param(name, marks=needs_ray if name == "ray" else ()) for name in list_file_names("tasks/ranks/launchers")
-]
 _SECONDS = 180.0
 
 
-@pytest.fixture(params=LAUNCHERS)
+@pytest.fixture(params=list_file_names("tasks/ranks/launchers"))
 def start(request, tmp_path, starts_warm, monkeypatch):
     """Start two ranks, which do what they are told (tests/tasks/ranks/launchers/toy_rank.py).
 
     torchrun starts at once; the ranks are cold, and its own children.
     """
+    if request.param == "ray":
+        skip_without("ray")
     # That Ray's gives the others to say who was first: here there is one that fails.
     monkeypatch.setattr("tasks.ranks.launchers.ray._SECONDS_FOR_THE_OTHERS", 0.5)
     running = []

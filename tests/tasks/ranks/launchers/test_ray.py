@@ -16,10 +16,11 @@ from tests.chaos.ray_kills import SECONDS, RayTraining, kill_in_turn
 from tests.extras import skip_without
 from tests.flows.toy_project import wait_for
 from tests.processes import left_of, new_mark
-from tests.ray_cluster import Cluster, find_own_address, needs_ray, two_raylets
+from tests.ray_cluster import Cluster, find_own_address, two_raylets
 from tests.tiny import make_config, make_slice, make_tiny_model
 
-pytestmark = [pytest.mark.slow, needs_ray]
+skip_without("ray")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def launch(tmp_path_factory, warm):
     mark, folder = new_mark(), tmp_path_factory.mktemp("listens")
     work = folder / "w o:r,k=ü"
     work.mkdir()
-    device = EmulatedDevice(num_layers=2, parameters_per_layer=64, forward_ms=10, backward_ms=20)
+    device = EmulatedDevice(forward_ms=10)
     config = make_config(
         work, write_device(folder / "model", device), [make_slice(folder / "slice", num_rows=16)], epochs=4_000,
         cell="2proc", strategy="ddp", world_size=2, global_batch_size=4, workload=WORKLOAD,
