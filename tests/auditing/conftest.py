@@ -36,7 +36,6 @@ def launch(warm):
         config = {
             "words": words, "folder": str(folder), "is_alone": is_alone, "work_dir": str(work),
             "world_size": world_size, "ahead": [_RANK, "ddp_audit.observer.computed", *ahead],
-            "adapter": None, "workload": "", "strategy": "",
         }  # fmt: skip
         codes = ranks.launch(config, entry=_RANK)
         records = [read_rank(work / f"rank-{rank}.jsonl", rank) for rank in range(world_size)]

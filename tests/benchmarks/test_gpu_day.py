@@ -36,6 +36,16 @@ def _make_day(folder, *, seconds):
     )
 
 
+def prepare(folder):
+    """Write a tiny model's shape and rows; return the folder."""
+    random = np.random.default_rng(0)
+    write_rows(folder / "rows", [random.integers(0, 512, size=size) for size in random.integers(8, 64, size=800)])
+    shape = small_qwen2(512, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_hidden_layers=2)
+    write_json(folder / "config.json", shape)
+    write_json(folder / "facts.json", {"texts": "random tokens", "num_rows": 800, "seq_len": 48})
+    return folder
+
+
 def test_what_a_part_found_before_its_time_was_over_is_kept_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.gpu_day.__main__._LEAST_SECONDS", 0.0)
     day, kept = _make_day(tmp_path, seconds=2.0), []
@@ -48,11 +58,7 @@ def test_what_a_part_found_before_its_time_was_over_is_kept_at_once(tmp_path, mo
 @pytest.mark.slow
 @pytest.mark.usefixtures("starts_warm")
 def test_two_ranks_of_every_strategy_end_where_one_does_and_their_updates_are_one_processs(tmp_path):
-    random = np.random.default_rng(0)
-    write_rows(tmp_path / "rows", [random.integers(0, 512, size=size) for size in random.integers(8, 24, size=800)])
-    write_json(tmp_path / "config.json", small_qwen2(512, hidden_size=64, num_attention_heads=4))
-    write_json(tmp_path / "facts.json", {"num_rows": 800, "seq_len": 16})
-    day = _make_day(tmp_path, seconds=900)
+    day = _make_day(prepare(tmp_path), seconds=900)
     two_ranks.run(day)
     found = json.loads((day.out / "found.json").read_bytes())
     assert set(found["ended"]) == {"1 rank", "2 ranks, ddp", "2 ranks, fsdp2", "2 ranks, zero1"}

@@ -18,59 +18,50 @@ KINDS = {"open for writing", "write", "half a write", *_PATCHED} - {"replace"}
 """What a save does and is interrupted at."""
 
 
-class _Death:
-    """Ends the process at the n-th point that it comes to, and says at which kind."""
+def _arm(points_left, report):
+    """Have this process end at the n-th point that it comes to, and say at which kind."""
 
-    def __init__(self, points_until, report):
-        self._points_left = points_until
-        self._report = report
-
-    def meet(self, kind, last_deed=lambda: None):
+    def meet(kind, last_deed=lambda: None):
         """Pass a point, or do the last deed and die there."""
-        if self._points_left == 0:
+        nonlocal points_left
+        if points_left == 0:
             last_deed()
-            os.write(self._report, kind.encode())
+            os.write(report, kind.encode())
             os._exit(_DIED)
-        self._points_left -= 1
+        points_left -= 1
 
-    def arm(self):
-        """Put it into every function by which this process changes files."""
-        for name in _PATCHED:
-            setattr(os, name, self._before(name, getattr(os, name)))
-        io.open = self._opening(io.open)
-        os.fsync = lambda _: None
-        gc.disable()  # It would copy the memory of all that was imported.
-
-    def _before(self, name, real):
+    def before(name, real):
         def wrapped(*arguments, **options):
-            self.meet(name)
+            meet(name)
             return real(*arguments, **options)
 
         return wrapped
 
-    def _opening(self, real):
-        death = self
+    class DyingFile(io.FileIO):
+        has_begun = False
 
-        class DyingFile(io.FileIO):
-            has_begun = False
+        def write(self, data):
+            content = bytes(data)
+            if not self.has_begun:
+                self.has_begun = True
+                meet("write")
+                meet("half a write", lambda: super(DyingFile, self).write(content[: len(content) // 2]))
+            return super().write(content)
 
-            def write(self, data):
-                content = bytes(data)
-                if not self.has_begun:
-                    self.has_begun = True
-                    death.meet("write")
-                    death.meet("half a write", lambda: super(DyingFile, self).write(content[: len(content) // 2]))
-                return super().write(content)
+    def open_dying(file, mode="r", *arguments, **options):
+        if not set(mode) & set("wxa+"):
+            return real_open(file, mode, *arguments, **options)
+        meet("open for writing")
+        raw = DyingFile(file, re.sub("[bt]", "", mode))
+        buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding="utf-8")
 
-        def wrapped(file, mode="r", *arguments, **options):
-            if not set(mode) & set("wxa+"):
-                return real(file, mode, *arguments, **options)
-            self.meet("open for writing")
-            raw = DyingFile(file, re.sub("[bt]", "", mode))
-            buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
-            return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding="utf-8")
-
-        return wrapped
+    # Every function by which this process changes files.
+    real_open, io.open = io.open, open_dying
+    for name in _PATCHED:
+        setattr(os, name, before(name, getattr(os, name)))
+    os.fsync = lambda _: None
+    gc.disable()  # It would copy the memory of all that was imported.
 
 
 def crash_everywhere(saved):
@@ -109,7 +100,7 @@ def _died_at(save, point):
     if pid == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            _Death(point, writer).arm()
+            _arm(point, writer)
             save()
             code = 0
         os._exit(code)

@@ -4,13 +4,11 @@ Ranks are forked, and trials run a few at a time, since they mostly wait; torchr
 (tests/tasks/ranks/test_watchdog.py).
 """
 
-import dataclasses
 import os
-import re
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 
@@ -19,11 +17,10 @@ from tests.tiny import make_config, make_slice, make_tiny_model
 
 STEP = 5
 """The step in which ranks are made to hang; it ends with a log point and a checkpoint, so that it has all sections."""
-_SAID = re.compile(r"rank (\d+) hangs in section (\w+) of step (\d+)")
+WATCHDOG_SECONDS = 4
 
 
-@dataclass(frozen=True)
-class HangTrial:
+class HangTrial(NamedTuple):
     """One rank made to hang, and what came of it."""
 
     kind: str
@@ -33,28 +30,26 @@ class HangTrial:
     """The culprit."""
     section: str
     """Where it hangs."""
-    exit_code: int | None = None
-    """Of the stage; 0 if it finished."""
-    found: tuple[int, str, int] | None = None
-    """The rank, section and step that the message names."""
-    seconds: float | None = None
+    exit_code: int = 0
+    """Of the stage."""
+    message: str = ""
+    """What the stage says."""
+    seconds: float = 0.0
     """From the step before until all was ended."""
     stacks: tuple[int, ...] = ()
     """Ranks whose Python stacks are in their logs."""
     num_left: int = 0
     """Processes that still ran afterwards."""
-    message: str = ""
-    """What the stage says."""
 
     @property
     def is_right(self):
-        """Whether the culprit, its section and its step were named, all was ended and all stacks that can be are there.
+        """Whether the culprit, its section and its step were named, and all stacks that can be are there.
 
         A rank that is stopped has none.
         """
         expected = tuple(rank for rank in range(2) if self.kind != "stop" or rank != self.rank)
-        is_named = self.found == (self.rank, self.section, STEP) and self.exit_code == 6
-        return is_named and self.stacks == expected and self.num_left == 0
+        named = f"rank {self.rank} hangs in section {self.section} of step {STEP}:"
+        return (self.exit_code, self.stacks) == (6, expected) and named in self.message
 
 
 def work_of(folder, trial):
@@ -62,19 +57,17 @@ def work_of(folder, trial):
     return folder / f"{trial.kind.replace(':', '-')}-{trial.rank}-{trial.section}"
 
 
-def hang_trials(folder, trials, *, watchdog_seconds, at_once):
+def hang_trials(folder, trials):
     """Return the trials with what came of them, each in a fork of a process that has imported torch."""
     config = make_config(
         folder / "work", make_tiny_model(folder / "model"), [make_slice(folder / "slice", num_rows=80)],
         strategy="ddp", world_size=2, checkpoint_every_steps=1,
     )  # fmt: skip
-    with _CONTEXT.Pool(at_once, maxtasksperchild=1) as pool:
-        return pool.starmap(
-            _try_hang, [(folder, config, trial, watchdog_seconds) for trial in trials], chunksize=1
-        )  # fmt: skip
+    with _CONTEXT.Pool(4, maxtasksperchild=1) as pool:
+        return pool.starmap(_try_hang, [(folder, config, trial) for trial in trials], chunksize=1)
 
 
-def _try_hang(folder, config, trial, watchdog_seconds):
+def _try_hang(folder, config, trial):
     """Return what comes of one trial in this process, which must never have computed anything with torch."""
     import tests.museum.forked
     from tasks.process.failure import StageError
@@ -88,7 +81,7 @@ def _try_hang(folder, config, trial, watchdog_seconds):
         from tests.faults import apply_planned_faults
 
         apply_planned_faults()
-    seen = [time.monotonic()]
+    seen, code, said = [time.monotonic()], 0, ""
 
     def follow(events):
         if events:
@@ -97,26 +90,18 @@ def _try_hang(folder, config, trial, watchdog_seconds):
     try:
         run_within_memory(
             parse_config({**config, "work_dir": str(work)}), num_shares=2, launcher="forked",
-            stop=threading.Event(), follow=follow, watchdog_seconds=watchdog_seconds,
+            stop=threading.Event(), follow=follow, watchdog_seconds=WATCHDOG_SECONDS,
         )  # fmt: skip
     except StageError as error:
-        said = _SAID.search(str(error))
-        return dataclasses.replace(
-            trial,
-            exit_code=int(error.exit_code),
-            found=(int(said[1]), said[2], int(said[3])) if said else None,
-            seconds=time.monotonic() - seen[-1],
-            stacks=_ranks_with_stacks(work),
-            num_left=len(psutil.Process().children(recursive=True)),
-            message=str(error),
-        )
-    return dataclasses.replace(trial, exit_code=0, num_left=len(psutil.Process().children(recursive=True)))
+        code, said = int(error.exit_code), str(error)
+    return trial._replace(
+        exit_code=code, message=said, seconds=time.monotonic() - seen[-1], stacks=_ranks_with_stacks(work),
+        num_left=len(psutil.Process().children(recursive=True)),
+    )  # fmt: skip
 
 
 def _ranks_with_stacks(work):
     logs = max((work / "logs").iterdir())
-    says = {int(log.stem): log.read_text(errors="replace") for log in logs.glob("*.log")}
+    says = [(logs / f"{rank}.log").read_text(errors="replace") for rank in range(2)]
     # Of the main thread, down to the entry.
-    return tuple(
-        rank for rank, words in sorted(says.items()) if "most recent call first" in words and "in main" in words
-    )
+    return tuple(rank for rank, words in enumerate(says) if "most recent call first" in words and "in main" in words)

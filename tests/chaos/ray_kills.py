@@ -25,20 +25,18 @@ KILLED = {
 class RayTraining:
     """A training in exact mode, with a checkpoint after every fifth step, and the weights that torchrun's has."""
 
-    def __init__(self, folder, cluster, *, python):
-        """`python`: of the stage, of torchrun and of ranks on the first machine."""
+    def __init__(self, folder, cluster, *, python, **changes):
+        """`python`: of the stage, of torchrun and of ranks on the first machine; `changes`: of the config."""
         self._folder, self.cluster, self._python = folder, cluster, python
         rows = make_slice(folder / "rows", num_rows=8 * _NUM_STEPS)
-        self._told = (make_tiny_model(folder / "model"), [rows])
+        self._inputs, self._changes = (make_tiny_model(folder / "model"), [rows]), changes
 
     def start(self, name, *where, **more):
         """Start a stage's part of it in the work folder `name`; on both raylets if nothing else is said."""
-        config = make_config(
-            self._folder / name, *self._told, exact=True, checkpoint_every_steps=_EVERY, world_size=2, strategy="ddp",
-            cell="many",
-        )  # fmt: skip
+        asked = {"exact": True, "strategy": "ddp", "world_size": 2, "cell": "many", **self._changes}
+        config = make_config(self._folder / name, *self._inputs, checkpoint_every_steps=_EVERY, **asked)
         (self._folder / f"{name}.json").write_text(json.dumps(config))
-        self._stream(name).unlink(missing_ok=True)
+        (self._folder / name / "steps.jsonl").unlink(missing_ok=True)
         command = [self._python, "-m", "tests.tasks.process.rank_stage", str(self._folder / f"{name}.json")]
         environment = {**os.environ, **self.cluster.environment, **self.cluster.mark, **more}
         return subprocess.Popen(
@@ -56,7 +54,7 @@ class RayTraining:
         """Start it; return once it has saved what it can go on from later."""
         process = self.start(name, *where, **more)
         wait_for(
-            lambda: process.poll() is not None or self._count_steps(name) > _EVERY,
+            lambda: process.poll() is not None or len(self._events(name, "step")) > _EVERY,
             seconds=SECONDS, what="a checkpoint is saved",
         )  # fmt: skip
         assert process.poll() is None, process.communicate()[0][-4000:]
@@ -64,13 +62,12 @@ class RayTraining:
 
     def resumed_at(self, name):
         """Return the step after which the last launch went on; None if it has not come so far."""
-        began = [one for one in events_in(self._stream(name)) if one["event"] == "segment_started"]
-        return began[0]["resumed_at_step"] if began else None
+        began = self._events(name, "segment_started")
+        return int(began[0]["resumed_at_step"]) if began else None
 
     def saved_at(self, name):
-        """Return a step that the last launch has saved for sure; None if it has not come so far."""
-        begun = self.resumed_at(name)
-        return None if begun is None else begun + _EVERY * max(0, (self._count_steps(name) - 1) // _EVERY)
+        """Return a step that the last launch, which has made some, has saved for sure."""
+        return self.resumed_at(name) + _EVERY * ((len(self._events(name, "step")) - 1) // _EVERY)
 
     def find_difference(self, name):
         """Return what differs from torchrun's at the end: weights, or what ranks of any launch were told by names."""
@@ -89,11 +86,8 @@ class RayTraining:
         (file,) = (self._folder / name / "segments").glob("*/segment.json")
         return json.loads(file.read_bytes())
 
-    def _stream(self, name):
-        return self._folder / name / "steps.jsonl"
-
-    def _count_steps(self, name):
-        return sum(one["event"] == "step" for one in events_in(self._stream(name)))
+    def _events(self, name, kind):
+        return [one for one in events_in(self._folder / name / "steps.jsonl") if one["event"] == kind]
 
 
 def kill_in_turn(training):
@@ -107,7 +101,7 @@ def kill_in_turn(training):
             cluster.start(machine)
         process = training.begin("many")
         found.append(_find_lost(training, saved))
-        saved = max(saved, training.saved_at("many") or 0)
+        saved = max(saved, training.saved_at("many"))
         os.kill(cluster.find(killed)[-1], signal.SIGKILL)
         try:
             out, _ = process.communicate(timeout=SECONDS)

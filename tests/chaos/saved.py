@@ -1,10 +1,9 @@
 """What a killed run left on the disk, the next save into it, and what the next start makes of it."""
 
-import json
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -27,8 +26,7 @@ OLDER, NEWEST = 10, 12
 _NEXT = 14
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
+class Start(NamedTuple):
     """Where a launch goes on."""
 
     stands_after: int
@@ -55,9 +53,15 @@ class Saved:
             single.STRATEGY.build(causal_lm.load_model(model), causal_lm, self.config, ALONE) for _ in range(2)
         )
         """What is saved, and what a start loads."""
-        self.checksums = {OLDER: "", NEWEST: ""}
+        self.checksums = {}
         """Of the parameters after these steps."""
-        self._learn_checksums()
+        work = self.copy()
+        for step in (NEWEST, OLDER, STEPS_PER_SEGMENT):
+            start = self.next_start(work)
+            assert start.stands_after == step
+            self.checksums[step] = start.checksum
+            shutil.rmtree(self.partial(work, step), ignore_errors=True)
+        assert len(set(self.checksums.values())) == 3
 
     def copy(self):
         """Return a fresh copy of what was left, in place of the one before it."""
@@ -70,9 +74,9 @@ class Saved:
         """Return the folder of the partial checkpoint after that step of the whole run."""
         return work / "partial" / self.config.segments[1].fingerprint / f"step-{step - STEPS_PER_SEGMENT:08d}"
 
-    def segment(self, work, index):
-        """Return the folder of a finished segment."""
-        return work / "segments" / self.config.segments[index].fingerprint
+    def finished(self, work):
+        """Return the folder of the second segment, once it is finished."""
+        return work / "segments" / self.config.segments[1].fingerprint
 
     def next_partial_save(self, work):
         """Return the save that came next, after step 14; the weights it saves are noted in `checksums`."""
@@ -98,28 +102,20 @@ class Saved:
         store.clear_unfinished()
         first, second = self.config.segments
         before = store.find_finished(first, start_checksum=None)
-        if before is None:
-            return self._start(work, stands_after=0)
         start_checksum = before["parameter_checksums"][0]
-        finished = store.find_finished(second, start_checksum=start_checksum)
-        if finished is not None:
+        if (finished := store.find_finished(second, start_checksum=start_checksum)) is not None:
             store.load_finished(second, self._starting, finished)
-            return self._start(work, stands_after=2 * STEPS_PER_SEGMENT)
-        folder = store.find_newest_partial(second, start_checksum=start_checksum)
-        if folder is None:
+            stands_after = 2 * STEPS_PER_SEGMENT
+        elif (folder := store.find_newest_partial(second, start_checksum=start_checksum)) is None:
             store.load_finished(first, self._starting, before)
-            return self._start(work, stands_after=STEPS_PER_SEGMENT)
-        record = self._record(work)
-        store.load_partial(folder, self._starting, record)
-        return self._start(work, stands_after=STEPS_PER_SEGMENT + record.counters.num_steps)
-
-    def _start(self, work, *, stands_after):
+            stands_after = STEPS_PER_SEGMENT
+        else:
+            record = self._record(work)
+            store.load_partial(folder, self._starting, record)
+            stands_after = STEPS_PER_SEGMENT + record.counters.num_steps
         events = events_in(work / "events.jsonl")
-        return Start(
-            stands_after=stands_after,
-            checksum=self._starting.digest().parameters[0],
-            refused=[event["problem"] for event in events if event["event"] == "checkpoint_not_used"],
-        )
+        refused = [event["problem"] for event in events if event["event"] == "checkpoint_not_used"]
+        return Start(stands_after, self._starting.digest().parameters[0], refused)
 
     def _store(self, work):
         events = EventStream(work / "events.jsonl", rank=0)
@@ -141,14 +137,3 @@ class Saved:
         record.counters.num_steps = segment_step
         self.checksums[STEPS_PER_SEGMENT + segment_step] = self.strategy.digest().parameters[0]
         return store, record
-
-    def _learn_checksums(self):
-        work = self.copy()
-        self.checksums[NEWEST] = self.next_start(work).checksum
-        shutil.rmtree(self.partial(work, NEWEST))
-        start = self.next_start(work)
-        self.checksums[OLDER] = start.checksum
-        facts = json.loads((self.segment(work, 0) / "segment.json").read_bytes())
-        self.checksums[STEPS_PER_SEGMENT] = facts["parameter_checksums"][0]
-        assert start.stands_after == OLDER
-        assert len(set(self.checksums.values())) == 3

@@ -46,7 +46,7 @@ def test_damage_to_any_file_is_seen_and_the_previous_checkpoint_used(harm, saved
             folder, previous = saved.partial(work, NEWEST), OLDER
             if is_finished:
                 saved.next_finished_save(work)()
-                folder, previous = saved.segment(work, 1), STEPS_PER_SEGMENT
+                folder, previous = saved.finished(work), STEPS_PER_SEGMENT
             files = sorted(folder.iterdir())
             file, num_files = files[number], len(files)
             content = file.read_bytes()

@@ -5,8 +5,8 @@ Each is made by wrong functions of our own trainer or pipeline. What others leav
 
 import os
 import time
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, NamedTuple
 from unittest import mock
 
 from tests.mutants.patching import Patch
@@ -19,8 +19,7 @@ _training = []
 """Launch, strategy and record of the segment that is trained."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exhibit:
+class Exhibit(NamedTuple):
     """One defect."""
 
     key: str
@@ -28,16 +27,17 @@ class Exhibit:
     """The gate that has to fail, or `STAGE: WORDS` if that stage has to refuse with these words."""
     patches: tuple[Patch, ...]
     """What makes it, and takes out a check inside the trainer, so that the gates stand alone."""
-    scenario: Literal["train", "resume", "timed"] = "train"
-    """What is run: both cells from nothing; a second range of 2proc after the first one; or the measurement alone."""
-    params: tuple[tuple[str, Any], ...] = ()
+    scenario: str = "train"
+    """What is run. train: both cells from nothing; resume: a second range of 2proc after the first one; timed: the
+    measurement alone."""
+    params: tuple[Any, ...] = ()
     """Changes to params.yaml, by dotted key."""
     spares_baseline: bool = False
     """Whether one process does exactly what it does without the defect, so that its run can be shared."""
 
 
 def _show(key, caught_by, *patches, **more):
-    return Exhibit(key=key, caught_by=caught_by, patches=patches, **more)
+    return Exhibit(key, caught_by, patches, **more)
 
 
 def _of_2proc(*told, **more):
@@ -63,18 +63,6 @@ def _copy_weights(of, replica, learning_rate):
     return found
 
 
-def _synchronise_all(of, step, micro_batches, *, weight):
-    return [of(step, [part], weight=weight) for part in micro_batches][-1]
-
-
-def _clip_own(of, replica, _):
-    return of(replica, [part for group in replica.optimizer.param_groups for part in group["params"]])
-
-
-def _take_mask_as_labels(of, steps, parts, **weight):
-    return of(steps, [replace(part, labels=(part.labels != -100).long()) for part in parts], **weight)
-
-
 def _ones_as_labels(of, *given, **more):
     part = of(*given, **more)
     return replace(part, labels=part.labels.where(part.labels == -100, 1))
@@ -83,10 +71,6 @@ def _ones_as_labels(of, *given, **more):
 def _count_as_planned(of, window, step, planned, rate, ranks, *rest):
     tokens, targets = (int(counted) for counted in ranks[:, 5:7].sum(axis=0))
     return of(window, step, replace(planned, num_tokens=tokens, num_targets=targets), rate, ranks, *rest)
-
-
-def _shuffle_by_ranks(of, lengths, *, seed, **more):
-    return of(lengths, seed=seed + _count_ranks() - 1, **more)
 
 
 def _keep_order(of, *given, **more):
@@ -134,10 +118,6 @@ def _note_training(of, *given):
     return of(*given)
 
 
-def _deal_half(of, *given, world_size, **more):
-    return of(*given, world_size=world_size * min(world_size, 2), **more)
-
-
 def _leave_out(of, timed_turns, block):
     # Not of the last turns, of which a slow host may have no more than an interval takes.
     if block.turn % 4 or block.turn >= 12:
@@ -174,17 +154,31 @@ EXHIBITS = [
     # Gradients are exchanged on every micro-batch: right weights, needless communication.
     _of_2proc(
         "no no_sync", "Gradients were synchronised",
-        Patch("training.strategies.ddp.step:Ddp._accumulate_gradient", _synchronise_all),
+        Patch(
+            "training.strategies.ddp.step:Ddp._accumulate_gradient",
+            lambda of, step, parts, *, weight: [of(step, [part], weight=weight) for part in parts][-1],
+        ),
     ),
     # Each rank clips the gradient of its own share by the norm of that share.
     _of_2proc(
-        "zero1: shares clipped one by one", "Update equivalence", Patch(f"{_REPLICA}._clip_whole", _clip_own),
+        "zero1: shares clipped one by one", "Update equivalence",
+        Patch(
+            f"{_REPLICA}._clip_whole",
+            lambda of, replica, _: of(
+                replica, [part for group in replica.optimizer.param_groups for part in group["params"]]
+            ),
+        ),
         params=_spread("zero1"),
     ),
     # The last stage takes the attention mask for the labels.
     _of_2proc(
         "pipeline: labels = attention mask", "Loss curves coincide",
-        Patch("training.strategies.pipeline.schedule:StagedSteps.run", _take_mask_as_labels),
+        Patch(
+            "training.strategies.pipeline.schedule:StagedSteps.run",
+            lambda of, steps, parts, **weight: of(
+                steps, [replace(part, labels=(part.labels != -100).long()) for part in parts], **weight
+            ),
+        ),
         params=_spread("pipeline"),
     ),
     # Every rank takes all micro-batches of every step.
@@ -195,7 +189,10 @@ EXHIBITS = [
         Patch(f"{_STEP}._make_step_facts", _count_as_planned),
     ),
     # The order of the samples depends on the number of ranks.
-    _of_2proc("another order per cell", "Same rows in the same steps", Patch(_PLAN, _shuffle_by_ranks)),
+    _of_2proc(
+        "another order per cell", "Same rows in the same steps",
+        Patch(_PLAN, lambda of, lengths, *, seed, **more: of(lengths, seed=seed + _count_ranks() - 1, **more)),
+    ),
     # One cell starts from another model than the other.
     _of_2proc("different start weights per cell", "No break between segments", Patch(_RANKS, _take_other_model)),
     # Twice the ranks take twice the global batch: 8 samples per step against 16.
@@ -240,7 +237,10 @@ EXHIBITS = [
     # A timed step of several ranks leaves out half of the micro-batches.
     _show(
         "timed: half the tokens", "Timed blocks did the work",
-        Patch("training.probing.variants:make_micro_batches", _deal_half), scenario="timed",
+        Patch(
+            "training.probing.variants:make_micro_batches",
+            lambda of, *given, world_size, **more: of(*given, world_size=world_size * min(world_size, 2), **more),
+        ), scenario="timed",
     ),
     # Turns that do not suit are left out of the measurement.
     _show(
@@ -254,4 +254,4 @@ EXHIBITS = [
     ),
 ]  # fmt: skip
 BY_KEY = {exhibit.key: exhibit for exhibit in EXHIBITS}
-PATCHES = {exhibit.key: list(exhibit.patches) for exhibit in EXHIBITS}
+PATCHES = {exhibit.key: exhibit.patches for exhibit in EXHIBITS}

@@ -22,14 +22,11 @@ _LINES_SHOWN = 20
 class Launch:
     """A group of ranks, children of this process."""
 
-    def __init__(
-        self, config, *, world_size, threads_per_rank, log_folder, arguments=(), module="training", nodes=None
-    ):
-        assert nodes is None, "ranks on this machine only"
+    def __init__(self, config, *, world_size, threads_per_rank, log_folder, arguments=(), module="training", **_):
         log_folder.mkdir(parents=True, exist_ok=True)
         self.log_folder = log_folder
-        self._failed = None
         self._codes = {}
+        """Of the ranks that have ended, the first of them first."""
         self._killed = None
         self._is_stopped = False
         # As under torchrun on one machine; a port that was found free may be somebody else's a moment later.
@@ -51,6 +48,11 @@ class Launch:
                     {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 )
             self._running[pid] = rank
+
+    @property
+    def _failed(self):
+        """The rank that failed first; None if none has."""
+        return next((rank for rank, code in self._codes.items() if code), None)
 
     @property
     def is_running(self):
@@ -82,13 +84,12 @@ class Launch:
         """Return 0, or the exit code of the rank that failed first."""
         while self.is_running:
             time.sleep(0.02)
-        return self._failed[1] if self._failed else 0
+        return self._codes.get(self._failed, 0)
 
     def explain_end(self, *, rank=None):
         """Return the exit code of a rank, by default of the first that failed, and its last words."""
-        failed, code = self._failed or (0, 0)
-        shown = rank if rank is not None else failed if self._killed is None else self._killed
-        return f"rank {shown} ended with exit code {self._codes.get(shown, code)}\n{self.read_last_words(shown)}"
+        shown = next((one for one in (rank, self._killed, self._failed) if one is not None), 0)
+        return f"rank {shown} ended with exit code {self._codes.get(shown)}\n{self.read_last_words(shown)}"
 
     def read_last_words(self, rank):
         """Return the end of what the rank said."""
@@ -107,8 +108,6 @@ class Launch:
                 self._codes[rank] = code
                 if code < 0 and not self._is_stopped:
                     self._killed = rank
-                if code and self._failed is None:
-                    self._failed = (rank, code)
 
     def _signal(self, number):
         for pid in self._running:

@@ -1,13 +1,12 @@
 """A comparison without a defect, and exhibits beside it."""
 
-import dataclasses
 import json
 import shutil
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.reporting.results import Results
-from tests.museum.project import CELLS, Size, change_params, copy_project, make_project, patch_project, run_comparison
-from tests.museum.stage_process import StageFailedError, run_elsewhere
+from tests.museum.project import CELLS, Size, change_params, copy_project, list_arguments, make_project, patch_project
+from tests.museum.stage_process import StageFailedError, run_elsewhere, run_stages
 
 ABOUT_SECONDS = {
     "Not data-bound",
@@ -25,8 +24,7 @@ NUM_ATTEMPTS = 4
 """Of a comparison without a defect whose times were disturbed: it trains for less than a second."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a comparison."""
 
     refusal: StageFailedError | None
@@ -103,7 +101,11 @@ class Museum:
             self.clean_project if scenario == "resume" else self._blank, self._root / _name(exhibits)
         )
         if scenario == "resume":
-            self._forget_last_range(project)
+            # 2proc is as it was when it had trained all ranges but the last.
+            runs, segments = project / "data/runs/2proc", project / ".work/runs/2proc/segments"
+            run = json.loads((runs / "run.json").read_bytes())
+            shutil.rmtree(segments / run["segments"][-1]["fingerprint"])
+            shutil.rmtree(runs)
         else:
             shared = ["data/measurements"] + ["data/runs/1proc"] * spares_baseline
             # What was found of the same weights would be taken for what is found of them with the defect.
@@ -114,13 +116,6 @@ class Museum:
         change_params(project, {key: value for exhibit in exhibits for key, value in exhibit.params})
         _patch(project, exhibits)
         return compare(project, CELLS[1:] if spares_baseline else CELLS, measures=False)
-
-    def _forget_last_range(self, project):
-        """Leave 2proc as it was when it had trained all ranges but the last."""
-        folder = project / "data" / "runs" / "2proc"
-        run = json.loads((folder / "run.json").read_bytes())
-        shutil.rmtree(project / ".work" / "runs" / "2proc" / "segments" / run["segments"][-1]["fingerprint"])
-        shutil.rmtree(folder)
 
 
 def _patch(project, exhibits):
@@ -133,10 +128,11 @@ def _name(exhibits):
 
 def compare(project, cells=CELLS, *, measures=True):
     """Measure, train these cells, evaluate, check the gates."""
+    stages = [("measure", "")] * measures + [*(("train", cell) for cell in cells), ("evaluate", ""), ("report", "")]
     try:
-        run_comparison(project, cells, measures=measures)
+        run_stages(project, [(stage, list_arguments(project, stage, cell)) for stage, cell in stages])
     except StageFailedError as refusal:
-        return Outcome(refusal=refusal, results={})
+        return Outcome(refusal, {})
     results = json.loads((project / "reports" / "results.json").read_bytes())
     Results.model_validate(results)
-    return Outcome(refusal=None, results=results)
+    return Outcome(None, results)

@@ -5,13 +5,12 @@ import json
 import shlex
 import shutil
 import subprocess
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
 
-from tests.museum.stage_process import StageProcess, run_stages
+from tests.museum.stage_process import StageProcess
 from tests.museum.workloads import PARAMS, VOCAB_SIZE, write_rows, write_tokenizer
 from tests.tiny import make_tiny_model
 from tests.workspace import set_values
@@ -22,18 +21,17 @@ SOURCES = ("ddp_audit", "tasks", "training")
 _LAUNCHER = Path(__file__).with_name("forked.py")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Size:
+class Size(NamedTuple):
     """How much is trained, and on what."""
 
     num_rows: tuple[int, int] = (45, 29)
     """Rows of the two ranges; neither a multiple of the global batch."""
-    train: dict[str, Any] = field(default_factory=dict)
-    """Changes to the section `train` of params.yaml."""
+    train: Any = ()
+    """A mapping: changes to the section `train` of params.yaml."""
     workload: str = "causal_lm"
     """What is trained: one of tests/museum/workloads.py; who asks for another one writes its model, too."""
-    measure: dict[str, Any] = field(default_factory=dict)
-    """Changes to the section `measure`."""
+    measure: Any = ()
+    """A mapping: changes to the section `measure`."""
 
 
 def make_project(folder, checkout, size):
@@ -52,7 +50,9 @@ def make_project(folder, checkout, size):
         make_tiny_model(data / name, vocab_size=VOCAB_SIZE, hidden_size=128, seed=seed)
         write_tokenizer(data / name)
     ranges = _write_slices(data, size)
-    write_json(data / "raw" / "manifest.json", _raw_manifest(size))
+    raw = {"source": "builtin:docstrings", "kind": "builtin", "revision": None, "commit": None, "split": None}
+    raw |= {"text_column": "text", "num_rows": sum(size.num_rows) + 1, "digest": "0" * 64, "label": "no text"}
+    write_json(data / "raw" / "manifest.json", raw)
     write_json(data / "fingerprint" / "machine.json", _machine())
     write_json(data / "fingerprint" / "trial.json", {"trial": None})
     write_json(folder / "params.yaml", _params(ranges, size))  # JSON is YAML
@@ -81,24 +81,12 @@ def patch_project(project, *keys):
     (project / "patches").write_text("\n".join(keys), encoding="utf-8")
 
 
-def start_training(project, cell):
-    """Start the stage `train` of a cell."""
-    return StageProcess(project, "train", *_command(project, "train", cell))
+def start_stage(project, stage, cell):
+    """Start a stage, of this cell if it is one of each."""
+    return StageProcess(project, stage, *list_arguments(project, stage, cell))
 
 
-def run_stage(project, stage):
-    """Run a stage that is not one cell's; raises StageFailedError."""
-    StageProcess(project, stage, *_command(project, stage)).finish()
-
-
-def run_comparison(project, cells, *, measures):
-    """Measure if asked to, train these cells, evaluate and report; raises StageFailedError."""
-    told = [("measure", "")] if measures else []
-    told += [*(("train", cell) for cell in cells), ("evaluate", ""), ("report", "")]
-    run_stages(project, [(stage, _command(project, stage, cell)) for stage, cell in told])
-
-
-def _command(project, stage, cell=""):
+def list_arguments(project, stage, cell):
     """Return the stage's arguments as dvc.yaml has them."""
     entry = YAML(typ="safe", pure=True).load(project / "dvc.yaml")["stages"][stage]
     command = entry.get("do", entry)["cmd"]
@@ -129,11 +117,6 @@ def _write_slices(data, size):
     return names
 
 
-def _raw_manifest(size):
-    facts = {"source": "builtin:docstrings", "kind": "builtin", "revision": None, "commit": None, "split": None}
-    return facts | {"text_column": "text", "num_rows": sum(size.num_rows) + 1, "digest": "0" * 64, "label": "no text"}
-
-
 def _machine():
     from tasks.machine.facts import collect_machine_facts
 
@@ -156,7 +139,7 @@ cells:
 
 def _params(names, size):
     params, own = YAML(typ="safe", pure=True).load(_PARAMS), PARAMS[size.workload]
-    params["train"] |= own["train"] | size.train
-    params["measure"] |= size.measure
+    params["train"] |= own["train"] | dict(size.train)
+    params["measure"] |= dict(size.measure)
     names = {"ranges": names[:-1], "heldout": names[-1]}
     return params | names | {"workload": size.workload, "model": own["model"], "dataset": own["dataset"]}

@@ -31,8 +31,8 @@ def _segment(part="", **changes):
     return lambda folder, _, first: edit_segment(folder, "2proc", part or _select_part(first), **changes)
 
 
-def _steps(*cells, part="0-8", index=1, **changes):
-    return lambda folder, *_: [edit_steps(folder, cell, part, index=index, **changes) for cell in cells]
+def _steps(*cells, **changes):
+    return lambda folder, *_: [edit_steps(folder, cell, **changes) for cell in cells]
 
 
 def _rows(change, *cells, column=""):

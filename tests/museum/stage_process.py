@@ -25,9 +25,9 @@ _CONTEXT.set_forkserver_preload(["tests.warm.for_stages"])
 class StageFailedError(Exception):
     """A stage ended with another exit code than 0."""
 
-    def __init__(self, stage, exit_code, log):
+    def __init__(self, stage, exit_code, project):
         self.stage, self.exit_code = stage, exit_code
-        self.words = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        self.words = ((project / _LOG).read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
         """Its last line."""
         super().__init__(f"{stage} ended with exit code {exit_code}: {self.words}")
 
@@ -39,15 +39,10 @@ class StageProcess:
     """
 
     def __init__(self, project, stage, *arguments, first=""):
-        self._stage = stage
-        self._log = project / _LOG
-        self._process = _CONTEXT.Process(target=_be_stage, args=(project, stage, arguments, self._log, first))
+        self._stage, self._project = stage, project
+        self._process = _CONTEXT.Process(target=_be_stage, args=(project, stage, arguments, first))
         self._process.start()
-
-    @property
-    def pid(self):
-        """The process."""
-        return self._process.pid
+        self.pid = self._process.pid
 
     def finish(self):
         """Wait for the end; raises StageFailedError with the last line unless it ended well."""
@@ -56,7 +51,7 @@ class StageProcess:
             self._process.kill()
             self._process.join()
         if self._process.exitcode:
-            raise StageFailedError(self._stage, self._process.exitcode, self._log)
+            raise StageFailedError(self._stage, self._process.exitcode, self._project)
 
 
 def run_stages(project, stages):
@@ -66,7 +61,7 @@ def run_stages(project, stages):
     """
     ended = project / f"{_LOG}.ended"
     ended.unlink(missing_ok=True)
-    process = _CONTEXT.Process(target=_be_stages, args=(project, stages, project / _LOG, ended))
+    process = _CONTEXT.Process(target=_be_stages, args=(project, stages, ended))
     process.start()
     process.join(len(stages) * _TIMEOUT_SECONDS)
     if process.exitcode is None:
@@ -78,7 +73,7 @@ def run_stages(project, stages):
     if not codes or codes[-1] == 0:
         # The next one did not come to its end, or could not even be imported.
         codes.append(process.exitcode or 1)
-    raise StageFailedError(stages[len(codes) - 1][0], codes[-1], project / _LOG)
+    raise StageFailedError(stages[len(codes) - 1][0], codes[-1], project)
 
 
 def run_elsewhere(function, *arguments):
@@ -89,16 +84,16 @@ def run_elsewhere(function, *arguments):
     assert process.exitcode == 0, f"{function.__name__} ended with {process.exitcode}"
 
 
-def _be_stage(project, stage, arguments, log, first):
-    _enter(project, log)
+def _be_stage(project, stage, arguments, first):
+    _enter(project)
     exec(first, {})
     _run(stage, arguments, has_services=bool(first))
 
 
-def _be_stages(project, stages, log, ended):
+def _be_stages(project, stages, ended):
     """Fork a process for each stage, and write down its exit code when it has ended."""
     os.setsid()
-    _enter(project, log)
+    _enter(project)
     for stage, arguments in stages:
         importlib.import_module(f"tasks.{stage}")
         gc.freeze()
@@ -112,12 +107,12 @@ def _be_stages(project, stages, log, ended):
             return
 
 
-def _enter(project, log):
+def _enter(project):
     """Make of this process, a fresh fork, one that runs in the project and says what it says in the log."""
     assert "tests.warm.files_of_modules" in sys.modules, "not all was imported ahead: every process would take seconds"
     # A look through all that was imported ahead takes half a second, and a copy of its memory.
     gc.freeze()
-    with log.open("ab") as file:
+    with (project / _LOG).open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     taken = [name for name in sys.modules if name.partition(".")[0] in ("flows", "tasks", "training")]

@@ -25,19 +25,6 @@ def _times(factor):
     return lambda of, *given, **named: factor * of(*given, **named)
 
 
-def _first(of, first, *_, **__):
-    """Return what was given, as it was given."""
-    return first
-
-
-def _yield_nothing(of, *_, **__):
-    return iter(())
-
-
-def _yield_within(of, *_, **__):
-    return contextlib.nullcontext()
-
-
 def _replace(**changes):
     """Return what has one field of the result be another."""
 
@@ -46,10 +33,6 @@ def _replace(**changes):
         return dataclasses.replace(found, **{name: other(getattr(found, name)) for name, other in changes.items()})
 
     return change
-
-
-def _add(of, replica, model, micro_batch, *, weight):
-    of(replica, model, micro_batch, weight=weight * 0.5)
 
 
 MUTANTS = [
@@ -97,14 +80,14 @@ MUTANTS = [
         "tasks.machine.gpu_meter:_integrate_power",
     ),
     *_mutate(
-        _first,
+        lambda of, first, *_, **__: first,
         "tasks.params.prompts:fill_template tasks/test_instructions.py tasks/test_params.py",
         "tasks.reporting.data_files:escape_formula hostile/test_names.py",
         "tasks.reporting.render:escape",
         "ddp_audit.process.redaction:redact hostile/test_redaction.py",
     ),
     *_mutate(
-        _yield_nothing,
+        _return(iter(())),
         "tasks.gates.equivalence:_find_problems",
         "tasks.gates.work_of_blocks:_Judge._find_gradient_problems",
         "tasks.gates.work_of_blocks:_Judge._find_update_problems",
@@ -134,7 +117,7 @@ MUTANTS = [
         "tasks.ranks.watchdog:Watchdog._compute_patience",
     ),
     *_mutate(
-        _yield_within,
+        _return(contextlib.nullcontext()),
         "tasks.process.lock:lock_machine",
         "training.loop:_name_culprits training/test_rank_faults.py",
     ),
@@ -236,7 +219,10 @@ MUTANTS = [
         lambda of, parameters, config: [(config.weight_decay, list(parameters))],
         "training.step.optimizer:group_parameters",
     ),
-    *_mutate(_add, "training.step.replica:Replica.forward_backward training/step/test_optimizer.py"),
+    *_mutate(
+        lambda of, *given, weight: of(*given, weight=weight * 0.5),
+        "training.step.replica:Replica.forward_backward training/step/test_optimizer.py",
+    ),
     *_mutate(
         lambda of, self, parameters: __import__("torch").stack([part.grad.norm() for part in parameters]).norm(),
         "training.step.replica:Replica._clip_whole training/step/test_optimizer.py training/golden/test_golden.py",
@@ -247,8 +233,8 @@ MUTANTS = [
         "training/test_strategy_contract.py::test_its_updates_are_those_of_one_plain_process",
     ),
     *_mutate(
-        lambda of, self, micro_batches, *, num_targets, learning_rate: of(
-            self, micro_batches, num_targets=num_targets * self.data_world_size, learning_rate=learning_rate
+        lambda of, self, parts, *, num_targets, **more: of(
+            self, parts, num_targets=num_targets * self.data_world_size, **more
         ),
         "training.strategies.ddp.step:Ddp.train_step training/test_strategies.py "
         "training/test_strategy_contract.py::test_its_updates_are_those_of_one_plain_process",

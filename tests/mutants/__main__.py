@@ -26,7 +26,8 @@ _HEAD = "| mutant | room | died of | seconds |\n|---|---|---|---|\n"
 
 def main():
     """Return 0 if all mutants died."""
-    rows = read_rows(TABLE.read_text(encoding="utf-8"))
+    lines = TABLE.read_text(encoding="utf-8").splitlines()
+    rows = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
     chosen = [pair for pair in MUTANTS if any(words in pair[0].name for words in sys.argv[1:] or [""])]
     # What takes seconds of each run, and is nothing of the product.
     import_ahead([*HEAVY, "hypothesis.stateful", "playwright.sync_api"])
@@ -39,11 +40,6 @@ def main():
         num_dead = sum(_SURVIVES not in line for line in lines)
         TABLE.write_text(_HEAD + "\n".join(lines) + f"\n\n{num_dead} of {len(MUTANTS)} died.\n", encoding="utf-8")
     return int(any(_SURVIVES in rows[patch.name] for patch, _ in chosen))
-
-
-def read_rows(text):
-    """Return the table's rows by mutant."""
-    return {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
 
 
 def _find_killer(patch, tests):

@@ -121,18 +121,15 @@ class _Finder(MetaPathFinder):
         self._by_module = by_module
 
     def find_spec(self, name, path=None, target=None):
-        patches = self._by_module.get(name)
-        spec = PathFinder.find_spec(name, path, target) if patches else None
-        if patches and spec is not None and spec.origin is not None:
-            spec.loader = _Loader(name, spec.origin, patches)
+        if name not in self._by_module:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        spec.loader = _Loader(name, spec.origin)
+        spec.loader.patches = self._by_module[name]
         return spec
 
 
 class _Loader(SourceFileLoader):
-    def __init__(self, name, path, patches):
-        super().__init__(name, path)
-        self._patches = patches
-
     def exec_module(self, module):
         exec(self.source_to_code(self.get_data(self.path), self.path), vars(module))
         self.patch(vars(module))
@@ -146,5 +143,5 @@ class _Loader(SourceFileLoader):
 
     def patch(self, names):
         """Change what stands in the module."""
-        for patch in self._patches:
+        for patch in self.patches:
             patch.apply(names)

@@ -5,14 +5,9 @@ import importlib
 import pytest
 
 from tests.mutants import MUTANTS, PATCHES
-from tests.mutants.__main__ import TABLE, read_rows
 
 
 @pytest.mark.parametrize(("patch", "tests"), MUTANTS, ids=PATCHES)
 def test_what_a_mutant_names_is_there_and_so_are_its_tests(patch, tests, project):
     patch.find(vars(importlib.import_module(patch.module)))
     assert all((project / "tests" / name.partition("::")[0]).is_file() for name in tests)
-
-
-def test_the_table_has_a_row_of_every_mutant():
-    assert read_rows(TABLE.read_text(encoding="utf-8")).keys() == PATCHES.keys()

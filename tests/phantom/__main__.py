@@ -6,10 +6,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.phantom.build import build
+from tests.phantom.build import build, make_environment
 
 if __name__ == "__main__":
     card, number, *command = sys.argv[1:]
     with tempfile.TemporaryDirectory() as scratch:
-        given = build(Path(scratch)).environment(card, num_cards=int(number))
+        given = make_environment(build(Path(scratch)), card, num_cards=int(number))
         sys.exit(subprocess.run(command, env={**os.environ, **given}, check=False).returncode)

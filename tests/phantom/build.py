@@ -3,12 +3,11 @@
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from tests.phantom.cards import make_header
-from tests.phantom.symbols import KERNELS, SILENT, list_defined, list_wanted, make_source
+from tests.phantom.symbols import KERNELS, SILENT, list_symbols, list_wanted, make_source
 
 _HERE = Path(__file__).parent
 _SOURCES = ("machine", "together", "memory", "runtime", "driver", "nvml", "nccl", "cublas", "cusolver", "cudnn")
@@ -18,30 +17,15 @@ _OTHER_NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")
 """Under which the driver and NVML are looked for."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Phantom:
-    """The built library."""
-
-    library: Path
-    """Beside it, links with the names of the driver and of NVML."""
-
-    def environment(self, card="H100-80", *, num_cards=1, counts=None):
-        """Return what a process starts with that is to find these cards; others start from it with the same.
-
-        In the folder `counts` every process leaves what tests/phantom/counts.py reads.
-        """
-        folder = str(self.library.parent)
-        paths = [folder, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-        given = {
-            "LD_PRELOAD": str(self.library),
-            "LD_LIBRARY_PATH": ":".join(paths),
-            "PHANTOM_CARD": card,
-            "PHANTOM_CARDS": str(num_cards),
-        }
-        if counts is not None:
-            counts.mkdir(parents=True, exist_ok=True)
-            given["PHANTOM_COUNTS"] = str(counts)
-        return given
+def make_environment(library, card="H100-80", *, num_cards=1):
+    """Return what a process starts with that is to find these cards; others start from it with the same."""
+    paths = [str(library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {
+        "LD_PRELOAD": str(library),
+        "LD_LIBRARY_PATH": ":".join(paths),
+        "PHANTOM_CARD": card,
+        "PHANTOM_CARDS": str(num_cards),
+    }
 
 
 def find_missing():
@@ -49,7 +33,7 @@ def find_missing():
     tools = [name for name in _TOOLS if shutil.which(name) is None]
     if tools:
         return f"no {' and no '.join(tools)}"
-    if not (_find_torch() / "libtorch_cuda.so").exists():
+    if not (_find_torch() / "lib" / "libtorch_cuda.so").exists():
         return "torch is not the build for CUDA"
     folders = _find_include_folders()
     headers = [name for name in _HEADERS if not any((folder / name).exists() for folder in folders)]
@@ -57,7 +41,10 @@ def find_missing():
 
 
 def build(folder):
-    """Compile the phantom into a folder. CalledProcessError where that fails, which the compiler explains itself."""
+    """Compile the phantom into a folder; return the library. CalledProcessError where that fails.
+
+    Beside it are links with the names of the driver and of NVML.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cards.h").write_text(make_header())
     # For device code, which there is none of; beside torch 2.11 no package brings it.
@@ -66,14 +53,17 @@ def build(folder):
     objects = [_compile(_HERE / f"{name}.c", folder) for name in _SOURCES]
     generated = folder / "generated.c"
     # The lists too: what Triton compiles asks the driver for more than torch does.
-    generated.write_text(make_source((list_wanted(_find_torch()) | KERNELS | SILENT) - list_defined(*objects)))
+    missing = list_wanted(_find_torch() / "lib") | KERNELS | SILENT
+    for path in objects:
+        missing -= list_symbols(path, "--defined-only")
+    generated.write_text(make_source(missing))
     objects.append(_compile(generated, folder))
     library = folder / "libphantom.so"
     subprocess.run(["gcc", "-shared", *objects, "-o", library, "-lpthread", "-ldl", "-lrt"], check=True)
     for name in _OTHER_NAMES:
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(library.name)
-    return Phantom(library=library)
+    return library
 
 
 def _compile(source, folder):
@@ -84,13 +74,9 @@ def _compile(source, folder):
 
 
 def _find_torch():
-    return _find_package("torch") / "lib"
+    return Path(find_spec("torch").origin).parent
 
 
 def _find_include_folders():
-    site = _find_package("torch").parent
+    site = _find_torch().parent
     return [*sorted(site.glob("nvidia/*/include")), site / "triton/backends/nvidia/include"]
-
-
-def _find_package(name):
-    return Path(find_spec(name).origin).parent

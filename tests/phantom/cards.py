@@ -45,6 +45,8 @@ COUNTED = ("waits", "launches", "collectives", "plans", "device_allocations", "h
 """Of a process: waits of the host for the device; kernels; calls of NCCL; plans of cuDNN; calls of the allocators."""
 COUNTED_BY_DEVICE = ("touched", "held_bytes", "highest_bytes")
 """Of a process on each card: calls that make a context there, memory allocated now, and the most of it at any time."""
+NUM_COUNTED = len(COUNTED) + NUM_DEVICES * len(COUNTED_BY_DEVICE)
+"""Numbers of a process."""
 
 
 def make_header():
@@ -56,15 +58,10 @@ def make_header():
     names = [*COUNTED, *COUNTED_BY_DEVICE]
     first = len(COUNTED)
     places = [f"{name.upper()} = {at + max(at - first, 0) * (NUM_DEVICES - 1)}" for at, name in enumerate(names)]
-    places.append(f"NUM_COUNTED = {count_places()}")
+    places.append(f"NUM_COUNTED = {NUM_COUNTED}")
     return (
         f"enum {{ NUM_DEVICES = {NUM_DEVICES} }};\n"
         f"static const size_t CONTEXT_BYTES = {CONTEXT_BYTES}ul;\n"
         f"enum {{ {', '.join(places)} }};\n"
         f"static const struct card CARDS[] = {{\n{rows}\n}};\n"
     )
-
-
-def count_places():
-    """Return how many numbers a process counts."""
-    return len(COUNTED) + NUM_DEVICES * len(COUNTED_BY_DEVICE)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from tests.integration.conftest import finished as finished
-from tests.phantom.build import build, find_missing
+from tests.phantom.build import build, find_missing, make_environment
 from tests.warm.environment import warm_environment
 from tests.warm.imports import HEAVY
 
@@ -31,7 +31,7 @@ def phantom(tmp_path_factory):
 def phantom_warm(phantom):
     """The folder `bin` of an environment whose processes start at once and have the phantom loaded."""
     # DeepSpeed asks for the kind of device when it is imported, and for no device.
-    given = {**phantom.environment(), "DS_ACCELERATOR": "cuda"}
+    given = {**make_environment(phantom), "DS_ACCELERATOR": "cuda"}
     installed = [name for name in _IMPORTED if find_spec(name.partition(".")[0])]
     # Of few processes of this folder, and seconds of each set-up.
     heavy = [name for name in HEAVY if not name.startswith("mlflow")]
@@ -47,9 +47,9 @@ def on_phantom(phantom, phantom_warm, tmp_path, monkeypatch):
     """
 
     def choose(card="H100-80", *, num_cards=1):
-        counts = tmp_path / "counts"
-        monkeypatch.setenv("PHANTOM_SECONDS", _MOST_SECONDS)
-        for name, value in phantom.environment(card, num_cards=num_cards, counts=counts).items():
+        (counts := tmp_path / "counts").mkdir(exist_ok=True)
+        given = {"PHANTOM_SECONDS": _MOST_SECONDS, "PHANTOM_COUNTS": str(counts)}
+        for name, value in (given | make_environment(phantom, card, num_cards=num_cards)).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "executable", str(phantom_warm / "python"))
         return counts

@@ -3,7 +3,7 @@
 import array
 from collections import namedtuple
 
-from tests.phantom.cards import COUNTED, COUNTED_BY_DEVICE, NUM_DEVICES, count_places
+from tests.phantom.cards import COUNTED, COUNTED_BY_DEVICE, NUM_COUNTED, NUM_DEVICES
 
 
 class Counts(namedtuple("_Counts", ("pid", *COUNTED, *COUNTED_BY_DEVICE))):
@@ -17,12 +17,10 @@ class Counts(namedtuple("_Counts", ("pid", *COUNTED, *COUNTED_BY_DEVICE))):
 
 def read_counts(folder):
     """Return what every process counted that has asked for a card at all, in the order of their numbers."""
-    return [_read(path) for path in sorted(folder.glob("[0-9]*"), key=lambda path: int(path.name))]
-
-
-def _read(path):
-    numbers = array.array("q", path.read_bytes())
-    assert len(numbers) == count_places(), f"{path}: {len(numbers)} numbers"
-    first = len(COUNTED)
-    parts = (tuple(numbers[at : at + NUM_DEVICES]) for at in range(first, len(numbers), NUM_DEVICES))
-    return Counts(int(path.name), *numbers[:first], *parts)
+    counts, first = [], len(COUNTED)
+    for path in folder.glob("[0-9]*"):
+        numbers = array.array("q", path.read_bytes())
+        assert len(numbers) == NUM_COUNTED, f"{path}: {len(numbers)} numbers"
+        parts = (tuple(numbers[at : at + NUM_DEVICES]) for at in range(first, len(numbers), NUM_DEVICES))
+        counts.append(Counts(int(path.name), *numbers[:first], *parts))
+    return sorted(counts)

@@ -1,4 +1,4 @@
-"""`python -m tests.phantom.memory FOLDER MODEL [JSON]`: what a training of a true model holds of a card.
+"""`python -m tests.phantom.memory FOLDER MODEL JSON`: what a training of a true model holds of a card.
 
 The model is made from its dimensions alone: its weights are zeros that take no memory of this machine. JSON changes
 values of the config; `num_steps` in it has so many steps made instead of three.
@@ -29,27 +29,22 @@ def main(folder, model, changes):
     case = make_true_case(folder, model, num_steps=asked or _NUM_STEPS + 1)
     told = make_config(folder / "work", case.pop("model_dir"), case.pop("slices"), **{**case, **changes})
     config = read_told(told, folder)
-    found = {}
     with join_ranks(config) as ranks:
-        try:
-            trainer, plan, make = open_steps(config, ranks, _make_model(find_workload(config.workload), config))
-            largest = plan.find_largest_step()
-            trainer.warm_up(make(largest)[0].to(ranks.device))
-            found["warm_up_gib"] = torch.cuda.max_memory_allocated() / 2**30
-            found["warm_up_reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
-            torch.cuda.reset_peak_memory_stats()
-            made = range(1, asked + 1) if asked else sorted({1, 2, largest}, key=lambda step: step == largest)
-            for step in made:
-                micro_batches = [part.to(ranks.device) for part in make(step)]
-                trainer.train_step(micro_batches, num_targets=plan.step(step).num_targets, learning_rate=0.0)
-            found |= {
-                "allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
-                "held_gib": torch.cuda.memory_allocated() / 2**30,
-                "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
-                "parameters": sum(part.numel() for part in trainer.replica.parameters),
-            }
-        except torch.OutOfMemoryError as error:
-            found["error"] = str(error)
+        trainer, plan, make = open_steps(config, ranks, _make_model(find_workload(config.workload), config))
+        largest = plan.find_largest_step()
+        trainer.warm_up(make(largest)[0].to(ranks.device))
+        found = {"warm_up_gib": torch.cuda.max_memory_allocated() / 2**30}
+        found["warm_up_reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
+        torch.cuda.reset_peak_memory_stats()
+        made = range(1, asked + 1) if asked else sorted({1, 2, largest}, key=lambda step: step == largest)
+        for step in made:
+            micro_batches = [part.to(ranks.device) for part in make(step)]
+            trainer.train_step(micro_batches, num_targets=plan.step(step).num_targets, learning_rate=0.0)
+        found |= {
+            "allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
+            "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
+            "parameters": sum(part.numel() for part in trainer.replica.parameters),
+        }
     json.dump(found, sys.stdout)
 
 
@@ -74,4 +69,4 @@ def _make_model(workload, config):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]) if len(sys.argv) > 3 else {})
+    main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))

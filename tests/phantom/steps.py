@@ -35,8 +35,7 @@ def main(folder):
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}"
         found[A_WAIT] = _say_what_a_wait_is()
-    json.dump(found, sys.stdout)
-    sys.stdout.flush()
+    print(json.dumps(found), flush=True)
     os._exit(0)
 
 

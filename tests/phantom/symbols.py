@@ -31,17 +31,13 @@ def list_wanted(torch_lib):
     """Return the functions of CUDA's libraries and of the driver, from cuBLAS to NVML, that torch's libraries want."""
     wanted = set()
     for library in LIBRARIES:
-        wanted |= _list_symbols(torch_lib / library, "--undefined-only")
+        wanted |= list_symbols(torch_lib / library, "--undefined-only")
     by_name = {name.decode() for name in _BY_NAME.findall((torch_lib / "libc10_cuda.so").read_bytes())}
     return {name for name in wanted | by_name if _REPLACED.fullmatch(name) and not _LEFT.fullmatch(name)}
 
 
-def list_defined(*objects):
-    """Return the functions that object files or libraries define."""
-    return set().union(*(_list_symbols(path, "--defined-only") for path in objects))
-
-
-def _list_symbols(path, which):
+def list_symbols(path, which):
+    """Return the functions of an object file or a library: `--undefined-only` or `--defined-only`."""
     dynamic = ["-D"] if path.suffix != ".o" else []
     said = subprocess.run(["nm", *dynamic, which, "-P", path], capture_output=True, text=True, check=True).stdout
     return {line.split()[0].split("@")[0] for line in said.splitlines()}

@@ -1,13 +1,11 @@
 """How torch's allocator is set in a rank that has a card, which is not there."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import PROJECT
+from tests.phantom.build import make_environment
+from tests.processes import run_python
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import facts_of
 from training.process.files import write_json
@@ -27,15 +25,13 @@ os._exit(0)
 """
 
 
-def test_memory_of_a_card_comes_in_segments_that_grow(phantom, tmp_path):
+def test_memory_of_a_card_comes_in_segments_that_grow(phantom, tmp_path, monkeypatch):
     model, rows = make_tiny_model(tmp_path / "model"), make_slice(tmp_path / "rows", num_rows=16)
     config = make_config(tmp_path / "work", model, [rows], device="cuda", precision="bf16")
     write_json(tmp_path / "config.json", config)
-    others = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
-    done = subprocess.run(
-        [sys.executable, "-c", _RANK, "--config", str(tmp_path / "config.json")],
-        cwd=PROJECT, env={**others, **phantom.environment()}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    done = run_python("-c", _RANK, "--config", tmp_path / "config.json", **make_environment(phantom))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"code": 0, "is_expandable": True}, done.stderr
     (setting,) = facts_of(config)["settings"]

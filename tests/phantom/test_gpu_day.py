@@ -5,17 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks.gpu_day.__main__ import PARTS
-from benchmarks.throughput.rows import small_qwen2, write_rows
+from tests.benchmarks.test_gpu_day import prepare
 from tests.conftest import PROJECT
-from tests.phantom.build import Phantom
-from training.process.files import write_json
+from tests.phantom.build import make_environment
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +23,6 @@ _LENT = (
 )  # fmt: skip
 _NOT_LENT = ("pydantic", "pydantic-core")
 _BUILD = "import sys; from pathlib import Path; from tests.phantom.build import build; build(Path(sys.argv[1]))"
-_NUM_ROWS = 800
 _SHOWN_BY_A_CARD_ALONE = {"tests": "AssertionError", "two-ranks": "the ranks hold different"}
 """The phantom computes nothing, so that whoever looks at numbers may fail, with these words."""
 
@@ -44,34 +40,16 @@ def _make_lent_python(folder):
     return python
 
 
-def _prepare(folder):
-    """Write a tiny model's shape and rows; return the folder."""
-    random = np.random.default_rng(0)
-    sizes = random.integers(8, 64, size=_NUM_ROWS)
-    write_rows(folder / "rows", [random.integers(0, 512, size=size) for size in sizes])
-    shape = small_qwen2(512, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_hidden_layers=2)
-    write_json(folder / "config.json", shape)
-    write_json(folder / "facts.json", {"texts": "random tokens", "num_rows": _NUM_ROWS, "seq_len": 48})
-    return folder
-
-
-def _read(archive):
-    with tarfile.open(archive) as packed:
-        for file in packed:
-            content = packed.extractfile(file)
-            yield file.name.removeprefix("gpu-day/"), content.read()
-
-
 @pytest.mark.timeout(2400)
 def test_every_part_of_a_day_ends_well_and_no_figure_is_named_that_nobody_measured(tmp_path):
     python = _make_lent_python(tmp_path / "python")
     subprocess.run([python, "-c", _BUILD, tmp_path / "phantom"], cwd=PROJECT, check=True)
-    given = Phantom(library=tmp_path / "phantom" / "libphantom.so").environment()
+    given = make_environment(tmp_path / "phantom" / "libphantom.so")
     (tmp_path / "tmp").mkdir()
     with (tmp_path / "log.txt").open("wb") as log:
         subprocess.run(
             [
-                python, "-m", "benchmarks.gpu_day", "--prepared", _prepare(tmp_path / "prepared"), "--short",
+                python, "-m", "benchmarks.gpu_day", "--prepared", prepare(tmp_path / "prepared"), "--short",
                 "--minutes", "75", "--archive", tmp_path / "day.tgz",
             ],
             cwd=PROJECT, stdout=log, stderr=log,
@@ -80,14 +58,15 @@ def test_every_part_of_a_day_ends_well_and_no_figure_is_named_that_nobody_measur
                 "TMPDIR": str(tmp_path / "tmp"),
             },
         )  # fmt: skip
-    log, files = (tmp_path / "log.txt").read_text(), dict(_read(tmp_path / "day.tgz"))
-    parts = {part["name"]: part for part in json.loads(files["summary.json"])}
+    shutil.unpack_archive(tmp_path / "day.tgz", tmp_path)
+    log, day = (tmp_path / "log.txt").read_text(), tmp_path / "gpu-day"
+    parts = {part["name"]: part for part in json.loads((day / "summary.json").read_bytes())}
     assert list(parts) == list(PARTS)
     wrong = {name: part["how"] for name, part in parts.items() if part["how"] != "finished"}
     assert wrong.keys() <= _SHOWN_BY_A_CARD_ALONE.keys(), (wrong, log)
     for name in wrong:
-        assert _SHOWN_BY_A_CARD_ALONE[name] in files[f"{name}/log-end.txt"].decode()
-    assert {f"{name}/{file}" for name in PARTS for file in ("found.json", "log-end.txt")} <= files.keys()
+        assert _SHOWN_BY_A_CARD_ALONE[name] in (day / name / "log-end.txt").read_text()
+    assert all((day / name / file).exists() for name in PARTS for file in ("found.json", "log-end.txt"))
     settings = {name: one for part in parts.values() for name, one in part["results"].get("settings", {}).items()}
     assert len(settings) == 7
     assert all(one["allocated_gib"] > 0 and one["host_ms"] > 0 for one in settings.values())
@@ -98,5 +77,5 @@ def test_every_part_of_a_day_ends_well_and_no_figure_is_named_that_nobody_measur
     assert "1 rank" in parts["two-ranks"]["results"]["ended"]
     assert set(parts["peers"]["results"]["contests"]) == {"trainer", "accelerated", "published", "published_fp32"}
     # The summary stands last in the output, and is that of the archive.
-    assert log.endswith(files["summary.md"].decode())
+    assert log.endswith((day / "summary.md").read_text())
     assert "neither times nor losses" in log

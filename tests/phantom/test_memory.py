@@ -12,14 +12,10 @@ from tests.phantom.counts import read_counts
 from tests.phantom.true_models import NUM_PARAMETERS, make_true_case
 from tests.processes import run_python
 from tests.tiny import make_config, make_slice, make_tiny_model
-from tests.training.conftest import facts_of, run_torchrun
+from tests.training.conftest import facts_of, train_under_torchrun
 from training.rehearsal.rehearsed_step import rehearse_step
 
 pytestmark = pytest.mark.slow
-
-
-_BYTES_PER_PARAMETER = 16
-"""Weight, gradient and two moments, in fp32."""
 
 
 def _measure(folder, model="Qwen2-0.5B", **changes):
@@ -33,7 +29,8 @@ def test_the_preset_fits_on_an_h100_with_its_packed_rows(on_phantom, tmp_path):
     counts = on_phantom("H100-80")
     found = _measure(tmp_path / "case", precision="bf16")
     assert found["parameters"] == 494_032_768
-    state = found["parameters"] * _BYTES_PER_PARAMETER / 2**30
+    # Weight, gradient and two moments, in fp32.
+    state = found["parameters"] * 16 / 2**30
     assert state < found["allocated_gib"] < 2.5 * state
     # What does not fit shows in the warm-up, which has the largest micro-batch, moments and a gradient.
     assert found["warm_up_gib"] == pytest.approx(found["allocated_gib"], rel=0.02)
@@ -63,7 +60,7 @@ def test_a_rehearsal_of_two_ranks_is_within_5_percent_of_what_their_training_rec
         tmp_path / "work", model, slices, device="cuda", strategy=strategy, world_size=2, **changes
     )  # fmt: skip
     on_phantom("A100-80", num_cards=2)
-    run_torchrun(config)
+    train_under_torchrun(config)
     recorded = facts_of(config, 0)["peak_memory_gib"]
     step = rehearse_step(read_told(config, tmp_path), capability=CARDS["A100-80"].capability)
     assert step.total_bytes / 2**30 == pytest.approx(recorded, rel=0.05)

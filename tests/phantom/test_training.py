@@ -15,7 +15,7 @@ from tests.phantom.steps import A_WAIT, RUNS
 from tests.phantom.test_fingerprint import SLICE
 from tests.processes import run_python
 from tests.tiny import make_config, make_tiny_workload
-from tests.training.conftest import facts_of, run_torchrun, weights_at_end
+from tests.training.conftest import facts_of, train_under_torchrun, weights_at_end
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def _train(folder, **changes):
     world_size = changes.get("world_size", 1)
     given = {"device": "cuda", "workload": workload, "strategy": "ddp" if world_size > 1 else "single"}
     config = make_config(folder / "work", model, slices, **{**given, **changes})
-    said = run_torchrun(config)
+    said = train_under_torchrun(config)
     assert "phantom:" not in said, said[-6000:]
     return config
 

@@ -40,26 +40,23 @@ _IMAGE_SIZE = 224
 
 
 def make_true_case(folder, name, *, num_steps):
-    """Write config.json of a model and a slice of rows; return what tests.tiny.make_config takes, all by name."""
-    workload = _WORKLOADS.get(name, "causal_lm")
-    model = folder / "model"
+    """Write config.json of a model and rows for so many steps; return what tests.tiny.make_config takes, all by name.
+
+    Texts have lengths like those of real abstracts: 177 tokens on average, cut at 512.
+    """
+    workload, model = _WORKLOADS.get(name, "causal_lm"), folder / "model"
     model.mkdir(parents=True)
     write_json(model / "config.json", MODELS[name])
-    rows = write_rows(folder / "rows", workload, vocab_size=MODELS[name].get("vocab_size", 0), num_steps=num_steps)
-    return {"model_dir": model, "slices": [rows], "workload": workload, "device": "cuda", **PRESETS[workload]}
-
-
-def write_rows(folder, workload, *, vocab_size, num_steps):
-    """Write rows for so many steps, with lengths like those of real abstracts: 177 tokens on average, cut at 512."""
-    random = np.random.default_rng(0)
     num_rows = PRESETS[workload]["global_batch_size"] * num_steps
     if workload == "image_classification":
         from tests.images import make_image_slice
 
-        return make_image_slice(folder, num_rows=num_rows, size=_IMAGE_SIZE)
-    lengths = np.clip(random.gamma(4.2, 42.0, size=num_rows).astype(int), 16, 512)
-    if workload == "sequence_classification":
+        rows = make_image_slice(folder / "rows", num_rows=num_rows, size=_IMAGE_SIZE)
+    else:
+        random, classifies = np.random.default_rng(0), workload == "sequence_classification"
+        lengths = np.clip(random.gamma(4.2, 42.0, size=num_rows).astype(int), 16, 512)
         # Reviews are longer than abstracts: most are cut.
-        lengths = np.clip(lengths * 2, 16, 512)
-    tokens = [random.integers(0, vocab_size, size=length) for length in lengths]
-    return write_slice(folder, tokens, labels=[0] * num_rows if workload == "sequence_classification" else None)
+        lengths = np.clip(lengths * (1 + classifies), 16, 512)
+        tokens = [random.integers(0, MODELS[name]["vocab_size"], size=length) for length in lengths]
+        rows = write_slice(folder / "rows", tokens, labels=[0] * num_rows if classifies else None)
+    return {"model_dir": model, "slices": [rows], "workload": workload, "device": "cuda", **PRESETS[workload]}

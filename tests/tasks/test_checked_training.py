@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.flows.toy_project import wait_for
-from tests.museum.project import Size, change_params, copy_project, make_project, patch_project, start_training
+from tests.museum.project import Size, change_params, copy_project, make_project, patch_project, start_stage
 from tests.museum.stage_process import StageFailedError, run_elsewhere
 from tests.processes import list_in
 from tests.tasks.wrong_updates import BETWEEN
@@ -51,7 +51,7 @@ def train(project, cell="2proc", key=None, changes=None):
     change_params(project, changes or {})
     if key:
         patch_project(project, f"tests.tasks.wrong_updates:{key}")
-    start_training(project, cell).finish()
+    start_stage(project, "train", cell).finish()
     return checked(project, cell)
 
 
@@ -156,7 +156,7 @@ def test_killed_between_keeping_and_replaying_it_trains_and_checks_that_update_a
     clean = checked(trained)
     change_params(project, {"train.checkpoint_every_steps": 1})
     patch_project(project, "tests.tasks.wrong_updates:slow process")
-    stage = start_training(project, "2proc")
+    stage = start_stage(project, "train", "2proc")
     updates = project / ".work/runs/2proc/updates"
     # Behind the checkpoint of a step that has been checked.
     wait_for(lambda: _is_kept(updates, clean[1]["step"]), seconds=120, what="the update is kept")

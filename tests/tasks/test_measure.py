@@ -11,7 +11,7 @@ from tasks.process.failure import PreemptedError
 from tasks.process.lock import lock_machine, make_lock_name
 from tests.conftest import PROJECT
 from tests.machines import make_machine
-from tests.museum.project import CELLS, Size, change_params, make_project, run_stage, start_training
+from tests.museum.project import CELLS, Size, change_params, make_project, start_stage
 from tests.museum.stage_process import StageFailedError
 
 pytestmark = pytest.mark.slow
@@ -52,5 +52,5 @@ def test_the_machines_lock_is_respected(stage, project, monkeypatch):
     monkeypatch.setattr("tasks.process.lock.make_lock_name", lambda: name)
     change_params(project, {"measure.speed": True})
     with lock_machine("ours"), pytest.raises(StageFailedError, match="another comparison") as caught:
-        run_stage(project, "measure") if stage == "measure" else start_training(project, "2proc").finish()
+        start_stage(project, stage, "2proc").finish()
     assert caught.value.exit_code == 4

@@ -1,13 +1,11 @@
 """Tiny real trainings: in this process, alone or under a real torchrun."""
 
 import json
-import os
 import signal
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -57,8 +55,7 @@ def _tell(work, models, rows, *, model="tiny", slices=None, **changes):
     return make_config(work, folder, slices, **{**spread, **changes})
 
 
-@dataclass(frozen=True)
-class Toy:
+class Toy(NamedTuple):
     """What a test's trainings are told and made of: a small model, the first slice, and a folder of the test's own."""
 
     folder: Path
@@ -117,21 +114,20 @@ def signals_as_before():
 
 @pytest.fixture
 def train_here(alone, tmp_path, signals_as_before):
-    """Return `train_here(config, stop_after_step=None)`: one launch in this process; returns its events.
+    """Return `train_here(config, stop_after_step=-1)`: one launch in this process; returns its events.
 
     It raises a real signal right after the step was said (0: the start).
     """
 
-    def launch(config, *, stop_after_step=None):
+    def launch(config, *, stop_after_step=-1):
         stream = Path(config["work_dir"]) / "steps.jsonl"
         events = EventStream(stream, rank=0)
         send = events.send
 
         def send_and_interrupt(event, **fields):
             is_sent = send(event, **fields)
-            step = {"step": fields.get("step"), "segment_started": 0}.get(event)
-            if step is not None and step == stop_after_step:
-                os.kill(os.getpid(), signal.SIGTERM)
+            if {"step": fields.get("step"), "segment_started": 0}.get(event) == stop_after_step:
+                signal.raise_signal(signal.SIGTERM)
             return is_sent
 
         events.send = send_and_interrupt
@@ -149,7 +145,7 @@ def events_in(stream):
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def run_torchrun(config):
+def train_under_torchrun(config):
     """Train under a real torchrun to the end; return what was said. AssertionError with its end where it fails."""
     told = Path(config["work_dir"]) / "config.json"
     told.parent.mkdir(parents=True, exist_ok=True)
@@ -196,6 +192,15 @@ def learned_rows(config, segment):
     """Return step and row of everything that a segment learned from, in order."""
     ledger = read_ledger(folder_of(config, segment))
     return sorted(zip(ledger["step"].tolist(), ledger["row_id"].tolist(), strict=True))
+
+
+def require_same_run(config, clean, *keys):
+    """Hold a disturbed run against the undisturbed one: these values of each step, bits and rows."""
+    ours, theirs = ([[line[key] for key in keys] for line in steps_of(each)] for each in (config, clean))
+    assert ours == theirs
+    for index in range(len(config["segments"])):
+        assert are_bitwise_equal(weights_at_end(config, index), weights_at_end(clean, index))
+        assert learned_rows(config, index) == learned_rows(clean, index)
 
 
 def take_gradient(workload, model, parts):

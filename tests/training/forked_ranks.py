@@ -20,7 +20,6 @@ from pathlib import Path
 
 from training.process.files import write_json
 
-_PROJECT = Path(__file__).resolve().parents[2]
 _SECONDS_FOR_THE_OTHERS = 10.0
 """After the failure of one rank; torchrun also ends the others then."""
 
@@ -32,7 +31,8 @@ class ForkedRanks:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
         self._process = subprocess.Popen(
             [python or sys.executable, "-m", __name__],
-            cwd=_PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            cwd=Path(__file__).resolve().parents[2], env=environment, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )  # fmt: skip
 
     def launch(self, config, **options):
@@ -40,8 +40,8 @@ class ForkedRanks:
         self.start(config, **options)
         return self.wait()
 
-    def start(self, config, *, fault=None, entry="training.__main__", ends_others=False):
-        """Start the config's number of ranks, with a planned fault; return their process ids by rank.
+    def start(self, config, *, fault="", entry="training.__main__", ends_others=False):
+        """Start the config's number of ranks, with a planned fault.
 
         What a rank runs is the `main` of the module `entry`. With `ends_others`, the first rank that fails has the
         others end by SIGTERM, as under torchrun.
@@ -49,15 +49,11 @@ class ForkedRanks:
         work_dir = Path(config["work_dir"])
         work_dir.mkdir(parents=True, exist_ok=True)
         write_json(work_dir / "config.json", config)
-        asked = {
-            "work_dir": str(work_dir), "world_size": config["world_size"], "fault": fault, "entry": entry,
-            "ends_others": ends_others,
-        }  # fmt: skip
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
-        return self.wait()
+        self._process.stdin.write(json.dumps([str(work_dir), fault, entry, ends_others]) + "\n")
+        self._process.stdin.flush()
 
     def wait(self):
-        """Return what is answered next: when all ranks that were started last have ended, their exit codes by rank."""
+        """Return the exit codes of the ranks that were started last, by rank, when all have ended."""
         return json.loads(self._process.stdout.readline())
 
     def train(self, config):
@@ -86,15 +82,14 @@ def _serve():
     ):  # fmt: skip
         importlib.import_module(name)
     for line in sys.stdin:
-        asked = json.loads(line)
-        ends_others = asked.pop("ends_others")
-        config = json.loads((Path(asked["work_dir"]) / "config.json").read_bytes())
-        if config["adapter"] and importlib.util.find_spec("peft"):
+        work_dir, fault, entry, ends_others = json.loads(line)
+        config = json.loads(Path(work_dir, "config.json").read_bytes())
+        if config.get("adapter") and importlib.util.find_spec("peft"):
             # The same: it imports torch's compiler.
             importlib.import_module("peft")
-        if config["workload"] == "image_classification":
+        if config.get("workload") == "image_classification":
             importlib.import_module("training.workloads.image_classification")
-        if config["strategy"] == "deepspeed":
+        if config.get("strategy") == "deepspeed":
             # Some seconds that its ranks need not take once each; others do without. Its engine imports an optimizer
             # that nobody asked for, and with it torch's compiler.
             os.environ["DS_ACCELERATOR"] = config["device"]
@@ -102,13 +97,8 @@ def _serve():
         for name in config.get("ahead", ()):
             importlib.import_module(name)
         gc.freeze()  # or each rank that looks for garbage copies the memory of all this
-        running = _start(**asked)
-        _say(list(running))
-        _say(_exit_codes(running, ends_others=ends_others))
-
-
-def _say(numbers):
-    print(json.dumps(numbers), flush=True)
+        running = _start(Path(work_dir), config["world_size"], fault, entry)
+        print(json.dumps(_exit_codes(running, ends_others=ends_others)), flush=True)
 
 
 def _start(work_dir, world_size, fault, entry):
@@ -120,13 +110,13 @@ def _start(work_dir, world_size, fault, entry):
         "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        **({} if fault is None else {"FAULT": fault}),
+        "FAULT": fault,
     }
     running = {}
     for rank in range(world_size):
         pid = os.fork()
         if pid == 0:
-            _be_rank(entry, Path(work_dir), {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            _be_rank(entry, work_dir, {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         running[pid] = rank
     return running
 
@@ -161,7 +151,7 @@ def _be_rank(entry, work_dir, environment):
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         os.environ.update(environment)
-        if "FAULT" in environment:
+        if environment["FAULT"]:
             from tests.faults import apply_planned_faults
 
             apply_planned_faults()

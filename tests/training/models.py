@@ -9,7 +9,6 @@ from tasks.data.sources.models import give_head
 from tests.images import make_image_model
 from tests.tiny import make_tiny_classifier, make_tiny_model, write_tiny_model
 
-
 _MODELS = YAML(typ="safe", pure=True).load("""
 sizes: &sizes {vocab_size: 128, hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 4}
 # Tied, with learned positions; dropout is drawn in training.

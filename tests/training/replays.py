@@ -4,7 +4,6 @@ import json
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
@@ -22,8 +21,7 @@ def check(config, *steps):
 
 def train_checked(ranks, config, **options):
     """Train to the end as the stage does; return what was found of each update."""
-    codes = launch_checked(ranks, config, **options)
-    assert codes == [0] * config["world_size"], last_words(config)
+    assert launch_checked(ranks, config, **options) == [0] * config["world_size"], last_words(config)
     return list_checked(config)
 
 
@@ -32,30 +30,23 @@ def launch_checked(ranks, config, *, told=None, **options):
 
     `told`: what the one process takes them to have been told, where that is something else.
     """
-    folder = Path(config["work_dir"])
+    folder, codes, position = Path(config["work_dir"]), [], 0
+    # What an earlier launch said is nothing that these ranks wait for.
+    (stream := folder / "steps.jsonl").unlink(missing_ok=True)
     if told is not None:
         folder = folder.with_name("told")
         write_json(folder / "config.json", told)
-    codes = []
-    # What an earlier launch said is nothing that these ranks wait for.
-    (Path(config["work_dir"]) / "steps.jsonl").unlink(missing_ok=True)
     ranks.start(config, **options)
-    waiting = threading.Thread(target=lambda: codes.append(ranks.wait()))
+    waiting = threading.Thread(target=lambda: codes.extend(ranks.wait()))
     waiting.start()
     with UpdateReplayer(folder) as replayer:
-        follow(Path(config["work_dir"]) / "steps.jsonl", replayer, waiting)
-    return codes[0]
-
-
-def follow(stream, replayer, waiting):
-    """Hand every event of the stream on, until the thread has ended."""
-    position = 0
-    while waiting.is_alive():
-        block = stream.read_bytes()[position:] if stream.exists() else b""
-        whole = block[: block.rfind(b"\n") + 1]
-        position += len(whole)
-        replayer.follow([json.loads(line) for line in whole.splitlines()])
-        time.sleep(0.01)
+        while waiting.is_alive():
+            block = stream.read_bytes()[position:] if stream.exists() else b""
+            whole = block[: block.rfind(b"\n") + 1]
+            position += len(whole)
+            replayer.follow([json.loads(line) for line in whole.splitlines()])
+            time.sleep(0.01)
+    return codes
 
 
 def list_checked(config):
@@ -69,11 +60,8 @@ def list_verdicts(updates):
 
 
 def train_one_process(config):
-    """Make all updates with the second computation's gradients and torch's optimizer.
-
-    Returns `gradient`, of the first step before clipping, and `weights`, at the end.
-    """
-    process, first = OneProcess(config), {}
+    """Make all updates with the second computation's gradients and torch's optimizer; return the weights at the end."""
+    process = OneProcess(config)
     parameters = process.parameters
     groups = [
         {"params": [part for part in parameters.values() if (part.ndim > 1) is decays], "weight_decay": decay}
@@ -84,7 +72,6 @@ def train_one_process(config):
         optimizer = torch.optim.SGD(groups, momentum=config.momentum)
     for number in range(1, process.num_steps + 1):
         (gradient,) = process.gradient(number, make_rank_order(config)).by_order
-        first = first or {name: part.clone() for name, part in gradient.items()}
         for name, part in parameters.items():
             part.grad = gradient.get(name)
         torch.nn.utils.clip_grad_norm_(parameters.values(), config.max_grad_norm)
@@ -92,4 +79,4 @@ def train_one_process(config):
             group["lr"] = process.get_learning_rate(number)
         optimizer.step()
         optimizer.zero_grad()
-    return SimpleNamespace(gradient=first, weights={name: part.detach() for name, part in parameters.items()})
+    return {name: part.detach() for name, part in parameters.items()}

@@ -22,5 +22,4 @@ for _ in range(2):
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-accelerator.print("done")
 accelerator.end_training()

@@ -1,7 +1,6 @@
 """transformers.Trainer on a small random language model, rows of different lengths."""
 
 import os
-import sys
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
@@ -31,7 +30,7 @@ def collate(batch):
 
 size = int(os.environ.get("WORLD_SIZE", 1))
 arguments = TrainingArguments(
-    output_dir=sys.argv[1] if len(sys.argv) > 1 else "trainer",
+    output_dir="trainer",
     per_device_train_batch_size=4 // size,
     gradient_accumulation_steps=2,
     num_train_epochs=2,

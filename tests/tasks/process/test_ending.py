@@ -7,8 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -30,15 +29,14 @@ _SECONDS_TO_END = 10.0
 """A stage that is not heard by its ranks waits 12 s for them to save."""
 
 
-@dataclass
-class Stage:
+class Stage(NamedTuple):
     """A stage that trains longer than any test."""
 
     work: Any
     config: dict[str, Any]
     python: str
     """Of the stage, and so of torchrun and its ranks."""
-    mark: dict[str, str] = field(default_factory=new_mark)
+    mark: dict[str, str]
 
     def start(self):
         """Start it on what the last launch has left."""
@@ -98,7 +96,7 @@ def make_stage(inputs, tmp_path):
                 work, *inputs, cell="2proc", strategy="ddp", world_size=2, global_batch_size=4, micro_batch_size=1,
                 workload=WORKLOAD, **changes,
             )  # fmt: skip
-            stage = Stage(work, config, str(python))
+            stage = Stage(work, config, str(python), new_mark())
             stack.enter_context(none_left_of(stage.mark))
             return stage
 

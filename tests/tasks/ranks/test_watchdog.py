@@ -13,7 +13,7 @@ import pytest
 from tasks.process.failure import DistributedError, ExitCode
 from tasks.ranks.cell_ranks import run_ranks
 from tasks.ranks.watchdog import Watchdog
-from tests.chaos.hangs import HangTrial, hang_trials, work_of
+from tests.chaos.hangs import WATCHDOG_SECONDS, HangTrial, hang_trials, work_of
 from tests.faults import plan_faults
 from tests.processes import list_named
 from tests.tiny import make_config, make_slice, make_tiny_model
@@ -187,12 +187,12 @@ def test_hangs_and_failures_name_who_where_and_when_and_leave_nobody(tmp_path):
     ]
     others = [*failures, ("oom:1", "backward"), ("none", "update")]
     trials = [*hangs, *((kind, 1, section) for kind, section, *_ in others)]
-    done = hang_trials(tmp_path, [HangTrial(*trial) for trial in trials], watchdog_seconds=4, at_once=4)
+    done = hang_trials(tmp_path, [HangTrial(*trial) for trial in trials])
     assert all(trial.num_left == 0 for trial in done)
     for trial in done[: -len(others)]:
         assert trial.is_right, trial
         # Those that are not found hang for ever.
-        assert trial.seconds < 4 + 40, trial
+        assert trial.seconds < WATCHDOG_SECONDS + 40, trial
     *failed, short, clean = done[-len(others) :]
     for trial, (_, _, exit_code, says) in zip(failed, failures, strict=True):
         assert (trial.exit_code, bool(re.search(says, trial.message))) == (exit_code, True), trial

@@ -15,9 +15,9 @@ def main():
     before = read_golden()
     numbers, ranks = {}, ForkedRanks()
     try:
-        for name, changes in list_trainings().items():
+        for name in list_trainings():
             with tempfile.TemporaryDirectory() as folder:
-                numbers[name] = train(name, changes, Path(folder), ranks)
+                numbers[name] = train(name, Path(folder), ranks)
             is_known = before["numerics_version"] == NUMERICS_VERSION and name in before["numbers"]
             if is_known and (moved := find_moved(name, numbers[name], before)) is not None:
                 sys.exit(moved)

@@ -7,12 +7,11 @@ import torch
 
 from tasks.params.choices import list_file_names
 from tests.tiny import make_config, make_tiny_workload
-from tests.training.conftest import weights_at_end
+from tests.training.conftest import steps_of, weights_at_end
 from training.numerics import NUMERICS_VERSION
 from training.registry import list_strategies
 
 FILE = Path(__file__).with_name("golden.json")
-REMEDY = "raise NUMERICS_VERSION in training/numerics.py, then renew the file: python -m tests.training.golden"
 _MORE = {
     "causal_lm single sgd": {"optimizer": "sgd", "learning_rate": 0.1},
     "causal_lm single packing": {"packing": True},
@@ -36,19 +35,16 @@ def list_trainings():
     return pairs | _MORE
 
 
-def train(name, changes, folder, ranks):
-    """Return the numbers of one training, whose files stand in the folder."""
+def train(name, folder, ranks):
+    """Return the numbers of one training, whose files stand in the folder: loss and gradient norm of each step, and
+    weights by directions."""
     workload, strategy = name.split()[:2]
     model, slices = make_tiny_workload(workload, folder)
-    told = {"workload": workload, "strategy": strategy, "world_size": 1 if strategy == "single" else 2, **changes}
-    config = make_config(folder / "work", model, slices[1:], **{"global_batch_size": 12, "micro_batch_size": 3, **told})
-    return read_numbers(ranks.train(config))
-
-
-def read_numbers(config):
-    """Return of a finished training of one segment loss and gradient norm of each step, and weights by directions."""
-    (segment,) = (Path(config["work_dir"]) / "segments").iterdir()
-    steps = [json.loads(line) for line in (segment / "steps.jsonl").read_text().splitlines()]
+    config = make_config(
+        folder / "work", model, slices[1:], global_batch_size=12, micro_batch_size=3, workload=workload,
+        strategy=strategy, world_size=1 if strategy == "single" else 2, **list_trainings()[name],
+    )  # fmt: skip
+    steps = steps_of(ranks.train(config))
     return {
         "loss": [step["loss"] for step in steps],
         "gradient": [step["grad_norm"] for step in steps],
@@ -70,14 +66,14 @@ def read_golden():
 
 def find_moved(name, found, golden):
     """Return in one line that the numbers of a training are not those of the golden file, and what to do."""
-    if (version := golden["numerics_version"]) != NUMERICS_VERSION:
-        return (
-            f"NUMERICS_VERSION is {NUMERICS_VERSION}, golden numbers are of {version}: python -m tests.training.golden"
-        )
-    if (kept := golden["numbers"].get(name)) is None:
-        return f"{name} has no golden numbers: python -m tests.training.golden"
+    kept = golden["numbers"].get(name)
+    if golden["numerics_version"] != NUMERICS_VERSION or kept is None:
+        return f"{name} has no golden numbers of NUMERICS_VERSION {NUMERICS_VERSION}: python -m tests.training.golden"
     for what, numbers in found.items():
-        most = _CLOSE * max(map(abs, kept[what]), default=0.0)
+        most = _CLOSE * max(map(abs, kept[what]))
         if len(numbers) != len(kept[what]) or any(abs(a - b) > most for a, b in zip(numbers, kept[what], strict=True)):
-            return f"{name}: {what} {numbers}, golden {kept[what]}: where that is meant, {REMEDY}"
+            return (
+                f"{name}: {what} {numbers}, golden {kept[what]}: where that is meant, raise NUMERICS_VERSION in "
+                "training/numerics.py, then renew the file: python -m tests.training.golden"
+            )
     return None

@@ -16,6 +16,6 @@ def test_the_second_computation_of_the_updates_has_the_same_optimizer(changes, t
     told = toy.tell(**changes)
     train_here(told)
     settings = read_told(told, toy.folder)
-    wanted, got, start = train_one_process(settings).weights, weights_at_end(told), OneProcess(settings).start_weights
+    wanted, got, start = train_one_process(settings), weights_at_end(told), OneProcess(settings).start_weights
     assert relative_l2({name: got[name] for name in wanted}, wanted) < 1e-6
     assert relative_l2(start, wanted) > 1e-2, "the updates are too small to tell anything"

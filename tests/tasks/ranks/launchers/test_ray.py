@@ -1,8 +1,6 @@
 """Ranks on two raylets of one machine: the weights of torchrun's, and what is left when something is killed."""
 
 import importlib.metadata
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +15,6 @@ from tests.extras import skip_without
 from tests.flows.toy_project import wait_for
 from tests.processes import left_of, new_mark
 from tests.ray_cluster import Cluster, find_own_address, two_raylets
-from tests.tiny import make_config, make_slice, make_tiny_model
 
 skip_without("ray")
 pytestmark = pytest.mark.slow
@@ -53,23 +50,16 @@ def test_a_machine_with_another_version_of_what_computes_the_updates_is_refused_
     def start_other(command, *, env, **more):
         return subprocess.Popen(command, env={**env, "PYTHONPATH": str(told.parent)}, **more)
 
-    config = make_config(
-        tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "rows")], world_size=2,
-        strategy="deepspeed",
-    )  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
     here, python = find_own_address(), str(warm / "python")
     with two_raylets(
         tmp_path, addresses=(here, here), starts=(subprocess.Popen, start_other), python=python
     ) as cluster:
-        command = [python, "-m", "tests.tasks.process.rank_stage", str(tmp_path / "config.json")]
-        done = subprocess.run(
-            [*command, "ray", cluster.address, "2"], env={**os.environ, **cluster.environment, **cluster.mark},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
-    assert done.returncode == 2, done.stdout[-4000:]
+        training = RayTraining(tmp_path, cluster, python=python, strategy="deepspeed", exact=False)
+        process = training.start("work")
+        out, _ = process.communicate()
+    assert process.returncode == 2, out[-4000:]
     versions = f"deepspeed 0.1, here {importlib.metadata.version('deepspeed')}"
-    assert f"other versions than here: {versions}; install requirements.lock on all machines, and " in done.stdout
+    assert f"other versions than here: {versions}; install requirements.lock on all machines, and " in out
 
 
 def test_a_cluster_of_its_own_listens_on_loopback_alone_saves_when_asked_and_ends_with_the_run(tmp_path, warm):
