@@ -14,7 +14,7 @@ import grimp
 import pytest
 
 PRODUCT = ("flows", "tasks", "training", "ddp_audit")
-MOST_TOKENS = {"product": 323_000, "tests": 226_050, "benchmarks": 27_500}
+MOST_TOKENS = {"product": 323_000, "tests": 226_100, "benchmarks": 27_500}
 MOST_MODULES = {"ddp_audit.__main__": 42, "flows.__main__": 72, "training.__main__": 60}
 """What importing each may bring in of this repository, imports inside functions included."""
 

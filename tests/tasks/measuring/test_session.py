@@ -191,7 +191,7 @@ def test_a_change_that_cannot_run_or_whose_ranks_die_is_left_out_with_the_reason
     # Of what is measured itself, one line ends it all.
     _rank(1, tmp_path).send_signal(signal.SIGKILL)
     with pytest.raises(DistributedError, match=r"^[^\n]*cell 2dev[^\n]*$"):
-        waiting.ask("facts", doing="building 2dev")
+        waiting.ask("run", variant={}, block={"steps": [1] * 2000, "data": "device"})
 
 
 def test_a_stop_is_heard_while_ranks_are_at_work(waiting, stop):
