@@ -508,8 +508,9 @@ def _measure_change(ranks: Sequence[RankRecord]) -> float:
         if not steps[0].get("left"):
             continue
         wrappers = {micro.get("wrapper") for step in steps for micro in step["micros"]}
-        are_others = any((step["left"], step["gradient"]) != (steps[0]["left"], steps[0]["gradient"]) for step in steps)
-        if are_others or (len(ranks) > 1 and wrappers != {"DistributedDataParallel"}):
+        of_ranks = [(step.get("left"), step.get("gradient")) for step in steps]
+        is_exchanged = len(ranks) == 1 or wrappers == {"DistributedDataParallel"}
+        if not is_exchanged or any(other != of_ranks[0] for other in of_ranks):
             return 0.0
         if length := hypot(*steps[0]["left"]):
             results.append(hypot(*steps[0]["gradient"]["head"]) / length)
