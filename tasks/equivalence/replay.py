@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ddp_audit.process.redaction import redact, shorten
 from tasks.equivalence.reference import find_reference, has_reference
 from tasks.equivalence.updates import check_update
-from tasks.machine.host_facts import count_usable_cores, read_free_memory_bytes
+from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.process.failure import OutOfMemoryError
 from tasks.ranks.memory import name_out_of_memory
 from tasks.records.checked_update import CheckedUpdate
@@ -80,16 +80,11 @@ class UpdateReplayer:
         if update.problem is None:
             try:
                 with name_out_of_memory("the one process that stands in for the ranks"):
-                    import torch
-
                     from tasks.equivalence.reference.update import OneProcess
 
                     if self._process is None or self._process[0] != config:
                         self._process = None
                         self._process = config, OneProcess(config)
-                        if config.device == "cuda":
-                            # The ranks wait meanwhile. On CPUs, other threads would round the gradient otherwise.
-                            torch.set_num_threads(count_usable_cores())
                     update = check_update(config, self._process[1], folder)
             except OutOfMemoryError as error:
                 update = dataclasses.replace(update, problem=str(error))
@@ -101,6 +96,8 @@ class UpdateReplayer:
                 )
             finally:
                 if config.device == "cuda":
+                    import torch
+
                     self._process = None
                     gc.collect()
                     torch.cuda.empty_cache()

@@ -1,7 +1,6 @@
 """What this machine's Linux says of CPUs, limits and load; where it says nothing, None and never a guess."""
 
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,11 +58,6 @@ def list_usable_cpus() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-def count_usable_cores() -> int:
-    """Return how many threads of this process and its children may run at once, at least 1."""
-    return max(min(len(list_usable_cpus()), int(read_cpu_quota() or sys.maxsize)), 1)
 
 
 def count_physical_cores(cpus: list[int]) -> int | None:

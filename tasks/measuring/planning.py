@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from tasks.machine.host_facts import count_usable_cores
+from tasks.machine.host_facts import read_cpu_quota
 from tasks.measuring.arms import Cell, make_tuned_arms
 from tasks.measuring.timed_comparison import TimedComparison
 from tasks.params import Params
@@ -81,7 +81,9 @@ def plan_session(
         for batch in [compute_timed_batch(params, name)]
     ]  # fmt: skip
     num_rows, lengths = len(np.load(rows[0] / "row_ids.npy", allow_pickle=False)), None
-    num_cores = min(machine.num_cpus, count_usable_cores())
+    num_cores, quota = machine.num_cpus, read_cpu_quota()
+    if quota is not None:
+        num_cores = min(num_cores, int(quota))
     if read_unit(params.workload) == "token":
         whole = [np.diff(np.load(part / "offsets.npy", allow_pickle=False)) for part in rows]
         lengths = np.minimum(np.concatenate(whole), params.train.seq_len).tolist()
