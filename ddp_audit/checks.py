@@ -88,7 +88,7 @@ _OF_THE_SCRIPT_ALONE = (epochs,)
 """What this asks bears on what the script says; the speedup is of steps, by the audit's own clock."""
 _FOLLOWS: dict[str, Sequence[Question]] = {
     **dict.fromkeys(
-        (NO_GROUP, NO_MODE, SAME_WORK), (rows_of_its_own, same_rows, global_batch, gradient_scale, exchange)
+        (NO_GROUP, NO_MODE, SAME_WORK), (rows_of_its_own, same_rows, global_batch, gradient_scale, exchange, one_file)
     ),
     **dict.fromkeys((UNWRAPPED, "never_synchronised"), (exchange,)),
     NO_GRADIENT: (gradient_scale,),

@@ -1,10 +1,11 @@
 """What is right and makes a figure say less: a wrapped baseline, a wide clock, waits, too few devices, shared files."""
 
 import os
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from ddp_audit.findings import HYGIENE, fail, make_unobservable, question, succeed
@@ -171,42 +172,47 @@ def one_model(audit: Audit, cell: str) -> Finding | None:
     return fail(cell, "own_statistics", text, line=format_line(first.get("line")))
 
 
-_RESULTS = {".csv", ".tsv", ".json", ".jsonl", ".ndjson"}
+_RESULTS, _CHECKPOINTS = r"\.(csv|tsv|json|jsonl|ndjson)$", r"\.(pt|pth|ckpt|bin|tar|safetensors)$"
 
 
 @question(
     "A file of its own for every run",
-    "Is no file of results appended to by several ranks, or by the runs of several cells?",
+    "Is no file of results appended to by several ranks or cells, and no checkpoint written by several ranks?",
     HYGIENE,
     {
         "appended_by_ranks": "Several ranks append to one file: {path}",
         "appended_by_cells": "Several cells append to one file: {path}",
+        "written_by_ranks": "Several ranks write one checkpoint: {path}",
     },
     "give each run a folder of its own ({cell} in SCRIPT stands for the cell's name), and let rank 0 alone write",
 )
 def one_file(audit: Audit, cell: str) -> Finding | None:
-    """Look for files of results that were opened to be appended to, and by whom."""
+    """Look for files of results that were opened to be appended to, for checkpoints that were made, and by whom."""
     problems, cells = [], list(audit.request.cells)
-    of_cells = {name: [_list_appended(rank) for rank in audit.ranks(name)] for name in cells}
-    paths = sorted(set().union(*of_cells[cell]))
-    for path in paths:
+    of_cells = {name: [_list_opened(rank, "a", _RESULTS) for rank in audit.ranks(name)] for name in cells}
+    for path in sorted(set().union(*of_cells[cell])):
         ranks = [rank for rank, appended in enumerate(of_cells[cell]) if path in appended]
         if len(ranks) > 1:
-            text = "{cell}: ranks {ranks} append to {path}"
-            problems.append(explain("appended_by_ranks", text, cell=cell, ranks=ranks, path=path))
+            problems.append(
+                explain(
+                    "appended_by_ranks", "{cell}: ranks {ranks} append to {path}", cell=cell, ranks=ranks, path=path
+                )
+            )
         for earlier in cells[: cells.index(cell)]:
             if path in set().union(*of_cells[earlier]):
                 text = "{cell} appends to {path}, which {earlier} appends to, too"
                 problems.append(explain("appended_by_cells", text, cell=cell, path=path, earlier=earlier))
                 break
-    text = "{cell}: no file of results was appended to by two ranks or two cells"
-    return make_finding(problems, text, cell=cell, files_appended_to=len(paths))
+    written = Counter(path for rank in audit.ranks(cell) for path in _list_opened(rank, "wx", _CHECKPOINTS))
+    problems += [
+        explain("written_by_ranks", "{cell}: {ranks:plural rank} write {path}", cell=cell, ranks=number, path=path)
+        for path, number in written.items() if number > 1
+    ]  # fmt: skip
+    text = "{cell}: no file of results was appended to by two ranks or two cells, no checkpoint written by two ranks"
+    return make_finding(problems, text, cell=cell)
 
 
-def _list_appended(rank: RankRecord) -> set[str]:
-    """Return the files of results that the rank appended to and had not made anew."""
-    first: dict[str, str] = {}
-    for item in rank.lines.get("open", []):
-        if item["mode"] in "wxa":
-            first.setdefault(item["path"], item["mode"])
-    return {path for path, mode in first.items() if mode == "a" and Path(path).suffix in _RESULTS}
+def _list_opened(rank: RankRecord, modes: str, name: str) -> set[str]:
+    """Return the files of such a name that the rank has first opened, to write, in one of these modes."""
+    first = {item["path"]: item["mode"] for item in reversed(rank.lines.get("open", [])) if item["mode"] != "r"}
+    return {path for path, mode in first.items() if mode in modes and re.search(name, path)}

@@ -65,9 +65,7 @@ class Surroundings:
                 for name, value in list(vars(place).items()):
                     if id(value) in replaced:
                         setattr(place, name, replaced[id(value)])
-        self._time(torch, "save", timeline.CHECKPOINT)
-        # It opens its file where no event tells of it.
-        self._wrap(torch, "save", before=lambda _content, f, *_: self._see_open(f, "w"))
+        self._watch_saved(torch, "save")
         self._wrap(torch, "load", after=self._see_loaded)
         for name in _COLLECTIVES if dist.is_available() else ():
             if hasattr(dist, name):
@@ -81,8 +79,13 @@ class Surroundings:
     def watch_safetensors(self, module: Any) -> None:
         """Watch the functions of safetensors.torch, which has just been imported."""
         for name in ("save_file", "save_model"):
-            self._time(module, name, timeline.CHECKPOINT)
+            self._watch_saved(module, name)
         self._wrap(module, "load_file", after=self._see_loaded)
+
+    def _watch_saved(self, owner: Any, name: str) -> None:
+        self._time(owner, name, timeline.CHECKPOINT)
+        # It opens its file where no event tells of it.
+        self._wrap(owner, name, before=lambda _content, file, *_: self._see_open(file, "w"))
 
     def see_globals(self) -> None:
         """Look at the script's own global names for what it was asked to do."""

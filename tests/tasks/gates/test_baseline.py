@@ -49,6 +49,8 @@ def make_plain(cores, **more):
         ([], make_tuned(1.3), "not_at_its_best"),
         # What asks how many ranks there are is as slow in all arms of one rank.
         ([make_noisy(ALONE)], {}, "nothing_beside"),
+        # Alike by chance, where all else varied.
+        ([make_arm(WRAPPED, 1.1), make_noisy(ALONE)], {}, "nothing_beside"),
         # All of it varied so much that nothing follows.
         ([make_noisy(WRAPPED), make_noisy(ALONE)], {}, "nothing_beside"),
     ],
