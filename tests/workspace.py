@@ -44,13 +44,15 @@ Tests run beside each other, so that no turn is quiet, and all count.
 
 
 def set_values(params, changes):
-    """Set values in what params.yaml holds; a key names its place with dots."""
+    """Set values in what params.yaml holds; a key names its place with dots, and None takes it away."""
     for key, value in changes.items():
         *path, last = key.split(".")
         section = params
         for part in path:
             section = section.setdefault(part, {})
         section[last] = copy.deepcopy(value)  # which others may share
+        if value is None:
+            del section[last]
 
 
 class Workspace:
