@@ -62,6 +62,8 @@ def test_a_preset_with_a_change_that_does_not_fit_leaves_params_as_they_were(her
     ):
         assert why in str(CliRunner().invoke(app, typed).exception)
     assert (here / "params.yaml").read_bytes() == before
+    assert CliRunner().invoke(app, ["use", "imdb"]).exit_code == 0
+    assert CliRunner().invoke(app, ["params"]).output == "params.yaml is valid\n"
 
 
 def test_nothing_is_changed_or_removed_under_a_comparison_that_runs(here, monkeypatch):
